@@ -1,0 +1,23 @@
+"""Stochastic attention: windowed attention in a random order, exact, linear in the sequence length.
+
+`import stochastic_attention` needs torch alone and has no side effect.
+"""
+
+from importlib.metadata import version
+
+from .ops.api import attention
+from .ops.backends import backend_names
+from .ops.layout import documents_from_cu_seqlens, documents_from_mask, documents_from_position_ids
+from .ops.pattern import Pattern
+
+__version__ = version("stochastic-attention")
+
+__all__ = [
+    "Pattern",
+    "__version__",
+    "attention",
+    "backend_names",
+    "documents_from_cu_seqlens",
+    "documents_from_mask",
+    "documents_from_position_ids",
+]

@@ -1,0 +1,1 @@
+"""The op: patterns, routing keys, layouts and backends. Needs torch alone."""

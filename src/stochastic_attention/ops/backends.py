@@ -1,0 +1,46 @@
+"""Which backends there are, and which one takes a call.
+
+A backend is a module of this package with two functions: `unsupported(call) -> str | None` says in words why it cannot
+take a call (None: it can), and `run(call) -> (out, lse)` takes it. That one predicate makes the automatic choice, the
+error of an explicit one, and the listing of `sattn backends`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from torch import Tensor
+
+from .call import Call
+
+Run = Callable[[Call], tuple[Tensor, Tensor]]
+
+# Fastest first: the automatic choice is the first that can.
+_MODULES = {
+    "blocked": ".blocked",
+    "reference": ".reference",
+}
+
+
+def backend_names() -> tuple[str, ...]:
+    """Every backend, in the order of automatic choice."""
+    return tuple(_MODULES)
+
+
+def unsupported(call: Call, backend: str) -> str | None:
+    """Why `backend` cannot take `call`, or None where it can."""
+    return import_module(_MODULES[backend], __package__).unsupported(call)
+
+
+def choose(call: Call, backend: str | None) -> Run:
+    """The `run` of the named backend, or of the first that supports the call; ValueError where there is none."""
+    if backend is not None and backend not in _MODULES:
+        raise ValueError(f"backend must be None or one of {', '.join(map(repr, _MODULES))}, got {backend!r}")
+    reasons = {}
+    for name in _MODULES if backend is None else (backend,):
+        reason = unsupported(call, name)
+        if reason is None:
+            return import_module(_MODULES[name], __package__).run
+        reasons[name] = reason
+    raise ValueError("no backend takes this call: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))

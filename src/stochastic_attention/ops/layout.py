@@ -1,0 +1,178 @@
+"""Where tokens stand: documents, positions inside them, and which key each query is.
+
+Shapes: B batch rows; B' = B, or 1 where every row is laid out alike; Nk keys, Nq queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+PADDING = -1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Integer facts about the key axis, and the place of each query on it.
+
+    Attributes:
+        first: int64 [B', Nk], where the token's document starts once tokens are sorted by document and padding is put
+            last; it also serves as the document's name. -1 for padding.
+        position: int64 [B', Nk], position in the document, 0 for padding.
+        length: int64 [B', Nk], tokens in the document, 0 for padding.
+        query_token: int64 [B', Nq], the key index of each query.
+        longest: tokens in the longest document.
+        is_single: one document, no padding, a query at every key: all that follows is known without reading a tensor.
+    """
+
+    first: Tensor
+    position: Tensor
+    length: Tensor
+    query_token: Tensor
+    longest: int
+    is_single: bool
+
+    @cached_property
+    def packed(self) -> Tensor:
+        """int64 [B', Nk]: slot of each token when documents are laid end to end, padding last."""
+        filled = torch.where(self.first < 0, self.first.shape[-1], self.first + self.position)
+        order = filled.argsort(dim=-1, stable=True)
+        return torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
+
+    def of_queries(self, per_key: Tensor) -> Tensor:
+        """Read a per-key tensor [B', ..., Nk] at each query's token: [B', ..., Nq]."""
+        index = self.query_token.view(self.query_token.shape[0], *(1,) * (per_key.dim() - 2), -1)
+        rows = max(per_key.shape[0], index.shape[0])
+        per_key = per_key.expand(rows, *per_key.shape[1:])
+        return per_key.gather(-1, index.expand(*per_key.shape[:-1], -1))
+
+
+def make_layout(
+    documents: Tensor | None, query_positions: Tensor | None, *, batch: int, queries: int, keys: int, device: torch.device
+) -> Layout:
+    """Check `documents` [B, Nk] and `query_positions` [Nq] or [B, Nq] (see `attention`) and lay the tokens out."""
+    query_token = _check_query_positions(query_positions, batch=batch, queries=queries, keys=keys, device=device)
+    if documents is not None:
+        documents = _check_documents(documents, batch=batch, keys=keys, device=device)
+    if documents is None:
+        return Layout(
+            first=torch.zeros(1, keys, dtype=torch.int64, device=device),
+            position=torch.arange(keys, device=device)[None],
+            length=torch.full((1, keys), keys, dtype=torch.int64, device=device),
+            query_token=torch.arange(keys, device=device)[None] if query_token is None else query_token,
+            longest=keys,
+            is_single=query_token is None,
+        )
+    first, position, length = _lay_out_documents(documents)
+    return Layout(
+        first=first,
+        position=position,
+        length=length,
+        query_token=torch.arange(keys, device=device)[None] if query_token is None else query_token,
+        longest=int(length.max()) if keys else 0,
+        is_single=False,
+    )
+
+
+def _lay_out_documents(documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(first, position, length) of `Layout`; tokens of a document need not be neighbours."""
+    last = torch.iinfo(torch.int64).max
+    ids, order = torch.where(documents < 0, last, documents).sort(dim=-1, stable=True)
+    slots = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
+    starts = torch.ones_like(ids, dtype=torch.bool)
+    starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    first = torch.where(starts, slots, 0).cummax(dim=-1).values
+    length = torch.zeros_like(ids).scatter_add_(-1, first, torch.ones_like(ids)).gather(-1, first)
+    padding = ids == last
+    sorted_facts = (first.masked_fill(padding, PADDING), (slots - first).masked_fill(padding, 0), length.masked_fill(padding, 0))
+    first, position, length = (torch.empty_like(fact).scatter_(-1, order, fact) for fact in sorted_facts)
+    return first, position, length
+
+
+def _check_documents(documents: Tensor, *, batch: int, keys: int, device: torch.device) -> Tensor | None:
+    """int64 [B', Nk], or None where it says no more than "one document, no padding"."""
+    _check_integers("documents", documents, device)
+    if documents.shape != (batch, keys):
+        raise ValueError(f"documents must have shape [B, Nk] = [{batch}, {keys}], got {list(documents.shape)}")
+    documents = documents.to(torch.int64)
+    if device.type != "cpu":  # reading values back would stall the device
+        return documents
+    if documents.numel() and int(documents.min()) < PADDING:
+        raise ValueError(f"documents must hold ids >= 0, or -1 for padding, got {int(documents.min())}")
+    if documents.numel() and bool((documents == documents[:1]).all()):
+        documents = documents[:1]
+        if bool((documents == documents[:, :1]).all()) and int(documents[0, 0]) >= 0:
+            return None
+    return documents
+
+
+def _check_query_positions(
+    query_positions: Tensor | None, *, batch: int, queries: int, keys: int, device: torch.device
+) -> Tensor | None:
+    """int64 [B', Nq], or None where queries and keys are the same tokens."""
+    if query_positions is None:
+        if queries != keys:
+            raise ValueError(
+                "query_positions is needed where q and k differ in length: it says which key each query is "
+                f"(got Nq = {queries}, Nk = {keys})"
+            )
+        return None
+    _check_integers("query_positions", query_positions, device)
+    if query_positions.shape not in ((queries,), (batch, queries)):
+        raise ValueError(
+            f"query_positions must have shape [Nq] = [{queries}] or [B, Nq] = [{batch}, {queries}], "
+            f"got {list(query_positions.shape)}"
+        )
+    query_positions = query_positions.to(torch.int64)
+    if query_positions.dim() == 1:
+        query_positions = query_positions[None]
+    if device.type == "cpu" and query_positions.numel():
+        low, high = (int(x) for x in query_positions.aminmax())
+        if low < 0 or high >= keys:
+            raise ValueError(f"query_positions must lie in [0, Nk) = [0, {keys}), got values from {low} to {high}")
+        if queries == keys and bool((query_positions == torch.arange(keys)).all()):
+            return None
+    return query_positions
+
+
+def _check_integers(name: str, tensor: Tensor, device: torch.device) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(f"{name} must be an integer tensor, got {got}")
+    if tensor.device != device:
+        raise ValueError(f"{name} must be on the device of k, {device}, got {tensor.device}")
+
+
+def documents_from_mask(attention_mask: Tensor) -> Tensor:
+    """Documents of a padding mask [B, N] (bool, or 0 / 1): one document a row, padding where the mask is 0. int64 [B, N]."""
+    if attention_mask.dim() != 2:
+        raise ValueError(f"attention_mask must have shape [B, N], got {list(attention_mask.shape)}")
+    if attention_mask.dtype != torch.bool and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        raise ValueError("attention_mask must be bool or hold 0 and 1 only, got other values (an additive mask?)")
+    return attention_mask.to(torch.int64) - 1
+
+
+def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
+    """Documents of one packed row of `total` tokens: int64 [1, total].
+
+    `cu_seqlens` [documents + 1] holds the cumulative lengths, from 0 to `total`; a document may be empty. A last entry
+    other than `total` is a ValueError: mark trailing padding with -1 in `documents` instead.
+    """
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1 or cu_seqlens.is_floating_point():
+        raise ValueError(f"cu_seqlens must be a 1-D integer tensor, got {cu_seqlens.dtype} {list(cu_seqlens.shape)}")
+    ends = cu_seqlens.to(torch.int64)
+    if int(ends[0]) != 0 or bool((ends[1:] < ends[:-1]).any()) or int(ends[-1]) != total:
+        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {total}, got {ends.tolist()}")
+    return torch.searchsorted(ends[1:].contiguous(), torch.arange(total, device=ends.device), right=True)[None]
+
+
+def documents_from_position_ids(position_ids: Tensor) -> Tensor:
+    """Documents of packed rows [B, N]: a new one begins wherever the position does not rise. int64 [B, N]."""
+    if position_ids.dim() != 2:
+        raise ValueError(f"position_ids must have shape [B, N], got {list(position_ids.shape)}")
+    begins = torch.zeros_like(position_ids, dtype=torch.int64)
+    begins[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
+    return begins.cumsum(dim=-1)

@@ -1,0 +1,169 @@
+"""What a query attends to: the immutable description every backend lowers.
+
+A `Pattern` says which keys N(i) query i sees; it holds no tensor and no state. Terms used throughout:
+
+    position   index of a token in its own document (padding has none)
+    rank       place of a token in a random permutation of positions (see `routing`)
+    level      scope "prefix": L = window * 2**m, the smallest such >= i + 1, whose permutation query i uses
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from .validation import check_choice, check_count, check_flag, check_real
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kind = Literal["full", "local", "stochastic", "moba"]
+Scope = Literal["sequence", "prefix"]
+Shape = Literal["sliding", "block"]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A rule for N(i). Build one with `full`, `local`, `stochastic` or `moba`; fields of other kinds stay at rest.
+
+    Patterns compare and hash by value, so they can key caches and be stored in configs (`dataclasses.asdict`).
+    """
+
+    kind: Kind
+    window: int | None = None
+    scope: Scope = "sequence"
+    shape: Shape = "sliding"
+    local_window: int = 0
+    sinks: int = 0
+    correction: float = 0.0
+    seed: int = 0
+    per_head: bool = False
+    block_size: int = 0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(Kind))
+        check_choice("scope", self.scope, get_args(Scope))
+        check_choice("shape", self.shape, get_args(Shape))
+        check_flag("per_head", self.per_head)
+        check_count("local", self.local_window, minimum=0)
+        check_count("sinks", self.sinks, minimum=0)
+        check_count("seed", self.seed, minimum=0, maximum=2**63 - 1)
+        check_real("correction", self.correction, minimum=0.0)
+        if self.kind in ("local", "stochastic"):
+            check_count("window", self.window, minimum=1)
+        if self.kind == "moba":
+            check_count("block_size", self.block_size, minimum=1)
+            check_count("top_k", self.top_k, minimum=1)
+        foreign = self._fields_of_other_kinds()
+        if foreign:
+            raise ValueError(f"{foreign[0]} does not apply to a pattern of kind {self.kind!r}")
+
+    def _fields_of_other_kinds(self) -> list[str]:
+        own = {
+            "full": (),
+            "local": ("window", "sinks"),
+            "stochastic": (
+                "window",
+                "scope",
+                "shape",
+                "local_window",
+                "sinks",
+                "correction",
+                "seed",
+                "per_head",
+            ),
+            "moba": ("block_size", "top_k"),
+        }[self.kind]
+        fields = type(self).__dataclass_fields__
+        return [f for f in fields if f not in ("kind", *own) and getattr(self, f) != fields[f].default]
+
+    @classmethod
+    def full(cls) -> Pattern:
+        """Every key of the document (causal: j <= i)."""
+        return cls("full")
+
+    @classmethod
+    def local(cls, window: int, sinks: int = 0) -> Pattern:
+        """Sliding-window attention, causal 0 <= i - j < window, plus the first `sinks` positions.
+
+        Without sinks this is Hugging Face's `sliding_window = window` and flash-attn's `(window - 1, 0)`. Not causal:
+        abs(i - j) <= window, which is what Hugging Face's bidirectional sliding window does at the same number.
+        """
+        return cls("local", window=window, sinks=sinks)
+
+    @classmethod
+    def stochastic(
+        cls,
+        window: int,
+        *,
+        scope: Scope = "sequence",
+        shape: Shape = "sliding",
+        local: int = 0,
+        sinks: int = 0,
+        correction: float = 0.0,
+        seed: int = 0,
+        per_head: bool = False,
+    ) -> Pattern:
+        """Stochastic attention (arXiv 2604.00754), alone or in one softmax with a local window and sinks.
+
+        Args:
+            window: reach in ranks, the query itself included. Sliding: abs(rank(i) - rank(j)) < window (not causal:
+                <= window); block: equal rank // (2 * window). window >= n is full attention.
+            scope: "sequence" permutes the document's n tokens (the paper); "prefix" permutes [0, L) with
+                L = window * 2**m the smallest such >= i + 1, so that N(i) never depends on later tokens. Causal only.
+            shape: "sliding" (the paper) or "block", which costs less for the same mean number of keys.
+            local: also attend the last `local` positions, the query included (0: none).
+            sinks: also attend the first `sinks` positions.
+            correction: keys met through the stochastic rule alone get the logit bias
+                correction * log(1 / p), p = min(1, (2 * window - 1) / L), L = n for scope "sequence".
+            seed: root of the routing keys, 0 <= seed < 2**63.
+            per_head: one permutation a key/value head instead of one a layer.
+        """
+        return cls(
+            "stochastic",
+            window=window,
+            scope=scope,
+            shape=shape,
+            local_window=local,
+            sinks=sinks,
+            correction=correction,
+            seed=seed,
+            per_head=per_head,
+        )
+
+    @classmethod
+    def moba(cls, block_size: int = 64, top_k: int = 3) -> Pattern:
+        """Mixture of block attention: the `top_k` key blocks of largest q . mean(k), the query's own always among them.
+
+        Causal only; a query chooses among the blocks that ended before its own. N(i) depends on q and k.
+        """
+        return cls("moba", block_size=block_size, top_k=top_k)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether N(i) depends on the routing keys."""
+        return self.kind == "stochastic"
+
+    def check_causal(self, causal: bool) -> None:
+        """Raise ValueError where the pattern has no meaning without causality."""
+        if not causal and self.kind == "moba":
+            raise ValueError("causal=False has no meaning for MoBA, whose queries choose among past blocks; got False")
+        if not causal and self.kind == "stochastic" and self.scope == "prefix":
+            raise ValueError('causal=False needs scope="sequence": scope "prefix" is defined by the past; got False')
+
+    def dense_mask(self, n: int, *, layer: int = 0, step: int = 0, causal: bool = True, heads: int = 1) -> Tensor:
+        """N(i) of one document of n tokens, for people and tests: bool [1, n, n], [heads, n, n] with per_head.
+
+        Entry [h, i, j] is True where query i sees key j. MoBA has no such mask (it depends on q and k): ValueError.
+        `heads` is the number of key/value heads, used with per_head only.
+        """
+        from .reference import dense_mask  # the oracle knows the rules; a pattern only describes them
+
+        return dense_mask(self, n, layer=layer, step=step, causal=causal, heads=heads)
+
+    def __str__(self) -> str:
+        fields = type(self).__dataclass_fields__
+        shown = [f for f in fields if f != "kind" and getattr(self, f) != fields[f].default]
+        names = {"local_window": "local"}
+        return f"{self.kind}({', '.join(f'{names.get(f, f)}={getattr(self, f)}' for f in shown)})"

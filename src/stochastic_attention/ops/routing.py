@@ -1,0 +1,73 @@
+"""Routing keys: the only randomness. A stateless hash of (seed, step, layer, head, position), and the ranks it gives.
+
+The same 32 bits come out on every device, in eager and compiled code, in every process; no generator is read or
+written. All arithmetic is int64 holding unsigned 32-bit values, arranged so that no product leaves int64.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOW32 = 0xFFFFFFFF
+# Two independent 32-bit states: positions pass through both, so two layers agree only if 64 bits collide.
+_FIRST, _SECOND = 0x9E3779B9, 0x85EBCA77
+
+Word = TypeVar("Word", int, "Tensor")
+
+
+def _mix(x: Word) -> Word:
+    """A bijection of 32-bit words with full avalanche ("lowbias32", C. Wellons, public domain constants)."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _LOW32
+    x = x ^ (x >> 15)
+    # 0x846CA68B as a negative number: the product then stays within int64, and its low 32 bits are the same.
+    x = (x * (0x846CA68B - 2**32)) & _LOW32
+    return x ^ (x >> 16)
+
+
+def routing_keys(
+    positions: Tensor, *, seed: int, step: int | Tensor = 0, layer: int = 0, head: int | Tensor = 0
+) -> Tensor:
+    """u = hash32(seed, step, layer, head, position), a bijection of positions for each (seed, step, layer, head).
+
+    Args:
+        positions: int64 [...], 0 <= position < 2**32.
+        seed, step: up to 63 bits. `step` may be a 0-d int64 tensor, so that compiled code need not specialise on it.
+        layer: up to 32 bits.
+        head: an int, or an int64 tensor broadcastable against `positions`.
+
+    Returns:
+        int64, broadcast of `positions` and `head`, values in [0, 2**32).
+    """
+    u: Tensor = positions
+    for state in (_FIRST, _SECOND):
+        key: int | Tensor = state
+        for word in (seed & _LOW32, seed >> 32, step & _LOW32, step >> 32, layer, head):
+            key = _mix(key ^ word)
+        u = _mix(u ^ key)
+    return u
+
+
+def permutation_ranks(
+    n: int,
+    *,
+    seed: int,
+    step: int | Tensor = 0,
+    layer: int = 0,
+    head: int | Tensor = 0,
+    device: torch.device | None = None,
+) -> Tensor:
+    """rank of each position in [0, n): its place in the order of (routing key, position). int64 [..., n]."""
+    keys = routing_keys(torch.arange(n, device=device), seed=seed, step=step, layer=layer, head=head)
+    return inverse_permutation(keys.argsort(dim=-1, stable=True))
+
+
+def inverse_permutation(order: Tensor) -> Tensor:
+    """The permutation that undoes `order` along the last dimension. int64, same shape."""
+    places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)

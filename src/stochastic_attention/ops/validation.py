@@ -1,0 +1,34 @@
+"""Argument checks that name the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def check_count(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
+    """Raise ValueError unless `value` is an int (bools and floats are not) within [minimum, maximum]."""
+    bounds = f">= {minimum}" if maximum is None else f"in [{minimum}, {maximum}]"
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum or (maximum is not None and value > maximum):
+        raise ValueError(f"{name} must be an integer {bounds}, got {value!r}")
+
+
+def check_real(name: str, value: object, *, minimum: float | None = None, above: float | None = None) -> None:
+    """Raise ValueError unless `value` is a finite number, >= `minimum` and > `above` where given."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (minimum is not None and value < minimum) or (above is not None and value <= above):  # type: ignore[operator]
+        bounds = f" >= {minimum}" if minimum is not None else f" > {above}" if above is not None else ""
+        raise ValueError(f"{name} must be a finite number{bounds}, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ValueError unless `value` is one of `choices`."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
