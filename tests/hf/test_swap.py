@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 
@@ -111,7 +112,7 @@ def test_packing_reaches_native_layers_as_before(make_model, native, ids):
     torch.testing.assert_close(logits(model, ids, **call), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("qwen", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(
     ("config", "layers", "expected"),
     [
@@ -123,37 +124,41 @@ def test_packing_reaches_native_layers_as_before(make_model, native, ids):
     ],
     ids=["window off", "some of each", "sliding layers", "all layers", "no layer slides"],
 )
-def test_native_sliding_layers(make_model, family, config, layers, expected, ids):
-    model = make_model(family, **(SLIDING | config))
-    native = [line.attention for line in report(model)]
-    assert native == [a if a.startswith("sdpa") else "sdpa" + a[18:] * ("in place" in a) for a in native]
+def test_native_sliding_layers(make_model, qwen, config, layers, expected, ids):
+    model = make_model(qwen, **(SLIDING | config))
+    full = model.config.max_window_layers if model.config.use_sliding_window else 4
+    native = ["sdpa"] * full + ["sdpa, sliding_window=5"] * (4 - full)
+    assert [line.attention for line in report(model)] == native
     swap(model, Pattern.full(), layers)
     found = [line.attention.replace("stochastic_attention: full()", "swapped") for line in report(model)]
     assert found == expected
     slides = ["sdpa, sliding_window" in attention for attention in found]
-    untouched = make_model(family, **(SLIDING | {"use_sliding_window": False}))
+    untouched = make_model(qwen, **(SLIDING | {"use_sliding_window": False}))
     if not any(slides):  # the pattern took the windows away
         torch.testing.assert_close(logits(model, ids), logits(untouched, ids), rtol=1e-4, atol=1e-4)
     else:
         assert (logits(model, ids) - logits(untouched, ids)).abs().max() > 0.1
-    assert torch.equal(logits(restore(model), ids), logits(make_model(family, **(SLIDING | config)), ids))
+    assert torch.equal(logits(restore(model), ids), logits(make_model(qwen, **(SLIDING | config)), ids))
 
 
 def test_the_report_reads_as_a_table(make_model, ids):
     model = swap(make_model(**SLIDING), PATTERN, [0, 3])
     logits(model, ids)
-    assert str(report(model)).splitlines() == [
-        "index  name                      attention                                                                   "
-        "backend    calls",
-        "0      model.layers.0.self_attn  stochastic_attention: stochastic(window=4)                                  "
-        "automatic  1",
-        "1      model.layers.1.self_attn  sdpa                                                                        "
-        "-          1",
-        "2      model.layers.2.self_attn  sdpa, sliding_window=5                                                      "
-        "-          1",
-        "3      model.layers.3.self_attn  stochastic_attention: stochastic(window=4), in place of sliding_window=5  "
-        "automatic  1",
+    lines = str(report(model)).splitlines()
+    assert [re.split(" {2,}", line) for line in lines] == [
+        ["index", "name", "attention", "backend", "calls"],
+        ["0", "model.layers.0.self_attn", "stochastic_attention: stochastic(window=4)", "automatic", "1"],
+        ["1", "model.layers.1.self_attn", "sdpa", "-", "1"],
+        ["2", "model.layers.2.self_attn", "sdpa, sliding_window=5", "-", "1"],
+        [
+            "3",
+            "model.layers.3.self_attn",
+            "stochastic_attention: stochastic(window=4), in place of sliding_window=5",
+            "automatic",
+            "1",
+        ],
     ]
+    assert len({len(line.rpartition("  ")[0]) for line in lines}) == 1, "columns are aligned"
 
 
 def test_models_that_shared_a_config_are_untouched(make_model, ids):
@@ -213,9 +218,7 @@ def test_routing_differs_by_layer_and_step_and_repeats(make_model, backend, ids)
         attention = model.model.layers[layer].self_attn
         attention.load_state_dict(model.model.layers[0].self_attn.state_dict())
         seen = []
-        attention.register_forward_pre_hook(
-            lambda module, args, kwargs, seen=seen: seen.append(kwargs), with_kwargs=True
-        )
+        attention.register_forward_pre_hook(lambda *call, seen=seen: seen.append(call[2]), with_kwargs=True)
         logits(model, ids)
         inputs = torch.randn(2, 21, 32, generator=torch.Generator().manual_seed(2))
         with torch.no_grad():

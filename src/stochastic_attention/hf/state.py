@@ -53,7 +53,7 @@ class ModelState:
 
 def model_state(model: PreTrainedModel) -> ModelState | None:
     """The record of a swapped model, None where the model is not swapped."""
-    return getattr(model.base_model, _ATTRIBUTE, None)
+    return getattr(getattr(model, "base_model", model), _ATTRIBUTE, None)
 
 
 def layer_state(module: nn.Module) -> LayerState | None:

@@ -114,8 +114,8 @@ def _pass_step(
     state = _swapped_state(base_model)
     if base_model.config._attn_implementation != state.current:
         raise RuntimeError(
-            f"the attention implementation of a swapped model was set to {base_model.config._attn_implementation!r}, so "
-            "no swapped layer would run: restore the model first"
+            "the attention implementation of a swapped model was set to "
+            f"{base_model.config._attn_implementation!r}, so no swapped layer would run: restore the model first"
         )
     return args, {**kwargs, STEP_ARGUMENT: state.step}
 
