@@ -1,5 +1,7 @@
 """Tiny models of every supported family, with random weights."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -67,3 +69,10 @@ def make_model():
 def ids():
     """Token ids [2, 21], none of them the padding id."""
     return torch.randint(1, 64, (2, 21), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def cache_name():
+    """How a forward method calls its key/value cache: it was renamed inside the range of supported versions."""
+    parameters = inspect.signature(transformers.Qwen3ForCausalLM.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"

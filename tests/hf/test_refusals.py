@@ -125,20 +125,22 @@ def test_generation_with_a_cache(make_model, family, ids, layers, options):
         model.generate(ids, max_new_tokens=3, do_sample=False, **options)
 
 
-def test_a_second_chunk_on_a_cache(make_model, ids):
+def test_a_second_chunk_on_a_cache(make_model, ids, cache_name):
     model = swap(make_model(), PATTERN)
-    cache = model(ids[:, :8]).cache
+    cache = {cache_name: transformers.DynamicCache(config=model.config)}
+    model(ids[:, :8], **cache)
     with pytest.raises(NotImplementedError, match="got 4 queries, 12 keys"):
-        model(ids[:, 8:12], cache=cache)
+        model(ids[:, 8:12], **cache)
 
 
-def test_a_native_cache_that_slid(make_model, ids):
+def test_a_native_cache_that_slid(make_model, ids, cache_name):
     """Queries and keys could agree in number here, though the keys are older tokens."""
     model = make_model("qwen3", use_sliding_window=True, sliding_window=2, max_window_layers=0)
     swap(model, PATTERN)
-    cache = model(ids[:, :8]).cache
+    cache = {cache_name: transformers.DynamicCache(config=model.config)}
+    model(ids[:, :8], **cache)
     with pytest.raises(NotImplementedError, match="pass use_cache=False"):
-        model(ids[:, 8:9], cache=cache)
+        model(ids[:, 8:9], **cache)
 
 
 def test_a_config_taken_from_a_swapped_model(make_model, ids):
@@ -159,14 +161,14 @@ def test_switching_the_implementation_of_a_swapped_model(make_model, ids):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_a_layer_outside_a_call_of_its_model(make_model, ids):
+def test_a_layer_outside_a_call_of_its_model(make_model, ids, cache_name):
     model, seen = swap(make_model(), PATTERN), []
     layer = model.model.layers[0].self_attn
     layer.register_forward_pre_hook(lambda *call: seen.append(call[2]), with_kwargs=True)
     model(ids)
     del seen[0]["routing_step"]
     with pytest.raises(ValueError, match="runs inside a call of its model only"):
-        layer(**(seen[0] | {"cache": None}))
+        layer(**(seen[0] | {cache_name: None}))
 
 
 def test_other_versions_of_transformers_warn(make_model, monkeypatch):

@@ -203,7 +203,7 @@ def test_a_saved_swapped_model_loads_as_the_plain_model(make_model, family, ids,
     assert torch.equal(logits(loaded, ids), logits(make_model(family), ids))
 
 
-def test_routing_differs_by_layer_and_step_and_repeats(make_model, backend, ids):
+def test_routing_follows_the_step_and_repeats(make_model, backend, ids):
     model = swap(make_model(), PATTERN, backend=backend)
     first = logits(model, ids)
     assert torch.equal(logits(model, ids), first)
@@ -211,19 +211,32 @@ def test_routing_differs_by_layer_and_step_and_repeats(make_model, backend, ids)
     assert (logits(model, ids) - first).abs().max() > 0.1
     set_step(model, torch.tensor(0))
     assert torch.equal(logits(model, ids), first)
-    # One layer's attention run in every layer's place: the same weights, another permutation.
+
+
+def test_routing_differs_by_layer(make_model, backend, ids, cache_name):
+    """Layers of equal weights, given equal inputs."""
+    model = swap(make_model(), PATTERN, backend=backend)
+    layers = [layer.self_attn for layer in model.model.layers]
+    inputs = []
+    layers[0].register_forward_pre_hook(lambda *call: inputs.append(call[2]), with_kwargs=True)
+    logits(model, ids)
     outputs = []
-    for layer in range(3):
-        model = swap(make_model(), PATTERN, [layer], backend)
-        attention = model.model.layers[layer].self_attn
-        attention.load_state_dict(model.model.layers[0].self_attn.state_dict())
-        seen = []
-        attention.register_forward_pre_hook(lambda *call, seen=seen: seen.append(call[2]), with_kwargs=True)
-        logits(model, ids)
-        inputs = torch.randn(2, 21, 32, generator=torch.Generator().manual_seed(2))
+    for layer in layers:
+        layer.load_state_dict(layers[0].state_dict())
         with torch.no_grad():
-            outputs.append(attention(**(seen[0] | {"hidden_states": inputs, "cache": None}))[0])
-    assert min((outputs[i] - outputs[j]).abs().max() for i, j in ((0, 1), (0, 2), (1, 2))) > 0.1
+            outputs.append(layer(**(inputs[0] | {cache_name: None}))[0])
+    assert min((outputs[i] - outputs[i - 1]).abs().max() for i in range(3)) > 0.1
+
+
+def test_compiled_models_follow_the_step(make_model, ids):
+    model = swap(make_model(), PATTERN)
+    compiled = torch.compile(model, backend="eager")
+    outputs = []
+    for step in range(3):
+        set_step(model, torch.tensor(step))
+        outputs.append(logits(compiled, ids, use_cache=False))
+        assert torch.equal(outputs[-1], logits(model, ids, use_cache=False))
+    assert min((outputs[i] - outputs[i - 1]).abs().max() for i in range(3)) > 0.1
 
 
 def test_importing_the_package_and_its_swap_registers_nothing():
