@@ -1,9 +1,9 @@
-"""Documents from padding and positions."""
+"""Masks, and documents from padding and positions."""
 
 import pytest
 import torch
 
-from stochastic_attention.hf.masks import documents_of
+from stochastic_attention.hf.masks import build_masks, documents_of
 
 N = None
 
@@ -70,3 +70,16 @@ def test_each_row_has_documents_of_its_own():
 def test_positions_that_say_nothing_clear(positions, message):
     with pytest.raises(ValueError, match=message):
         documents_of(None, torch.tensor(positions), batch=2, tokens=4)
+
+
+def test_masks_of_a_model_swapped_whole_are_linear_in_its_length():
+    tokens = 1_000_000
+    padding = torch.arange(tokens)[None] > 3
+    masks = build_masks(native=None, q_length=tokens, kv_length=tokens, attention_mask=padding, batch_size=1)
+    assert masks.native is None
+    assert torch.equal(masks.real, padding)
+
+
+def test_custom_mask_functions_are_refused():
+    with pytest.raises(ValueError, match="a custom mask function"):
+        build_masks(native=None, q_length=4, kv_length=4, use_vmap=True)

@@ -14,6 +14,7 @@ PATTERN = Pattern.stochastic(4)
     ("arguments", "message"),
     [
         ({"layers": []}, r"layers must be None or distinct indices in \[0, 3\), at least one, got \[\]"),
+        ({"layers": 1}, "layers must be None or an iterable of indices, got 1"),
         ({"layers": [3]}, r"layers .* got \[3\]"),
         ({"layers": [-1]}, r"layers .* got \[-1\]"),
         ({"layers": [True]}, r"layers .* got \[True\]"),

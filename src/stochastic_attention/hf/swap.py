@@ -145,6 +145,8 @@ def _state_of(module: nn.Module) -> LayerState:
 def _check_layers(layers: Iterable[int] | None, count: int) -> set[int]:
     if layers is None:
         return set(range(count))
+    if not isinstance(layers, Iterable):
+        raise ValueError(f"layers must be None or an iterable of indices, got {layers!r}")
     wanted = list(layers)
     wrong = [i for i in wanted if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < count]
     if wrong or not wanted or len(set(wanted)) < len(wanted):
