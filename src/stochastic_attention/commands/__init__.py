@@ -1,0 +1,1 @@
+"""The commands of `sattn`, a module each. At import they need the standard library alone."""
