@@ -72,7 +72,8 @@ def load_model(name: str = EMBEDDED, *, device: str = "cpu", dtype: torch.dtype 
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
-    return LanguageModel(model.to(torch.device(device)).eval(), tokenizer)
+    model.to(device)  # type: ignore[arg-type]
+    return LanguageModel(model.eval(), tokenizer)
 
 
 def embedded_gguf() -> Path:

@@ -19,6 +19,7 @@ class Request:
     scored: int
 
     def __post_init__(self) -> None:
+        """Check that each scored token has one before it."""
         if not 1 <= self.scored < len(self.tokens):
             raise ValueError(
                 f"scored must be in [1, {len(self.tokens) - 1}], one token at least coming first, got {self.scored}"

@@ -58,7 +58,7 @@ def score_requests(
 
 
 def _scored_logits(model: PreTrainedModel, rows: Sequence[Request]) -> list[Tensor]:
-    """Logits of each row's scored queries, [scored, vocabulary] each. The head runs on the columns that any row scores."""
+    """Each row's logits of its scored queries, [scored, vocabulary]. The head runs on columns that some row scores."""
     longest = max(request.queries for request in rows)
     first = min(request.queries - request.scored for request in rows)
     tokens = torch.zeros(len(rows), longest, dtype=torch.int64)

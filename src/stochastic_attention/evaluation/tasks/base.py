@@ -79,7 +79,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def perplexity(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> Estimate:
-    """exp of the mean negative log likelihood a scored token; standard error over items (ratio estimate, delta method)."""
+    """exp of the mean negative log likelihood a scored token; standard error over items by the delta method."""
     losses = [-math.fsum(score.loglikelihood for score in row) for row in scores]
     tokens = [sum(request.scored for request in item.requests) for item in items]
     n, total = len(items), sum(tokens)
@@ -93,15 +93,15 @@ def perplexity(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> Esti
 
 def first_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What the tokenizer itself puts before a text: its beginning-of-sequence token, or nothing."""
-    plain = encode(tokenizer, "a")
-    dressed = list(tokenizer("a")["input_ids"])  # type: ignore[arg-type]
     begin = tokenizer.bos_token_id
-    return [begin] if begin is not None and dressed[:1] == [begin] and plain[:1] != [begin] else []
+    dressed: list[int] = tokenizer("a")["input_ids"]  # type: ignore[assignment]
+    return [begin] if isinstance(begin, int) and dressed[0] == begin and encode(tokenizer, "a")[0] != begin else []
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Tokens of a text, nothing added. Long text is no reason to warn: it is cut into windows later."""
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])  # type: ignore[arg-type]
+    tokens: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]  # type: ignore[assignment]
+    return tokens
 
 
 def encode_pair(tokenizer: PreTrainedTokenizerBase, context: str, continuation: str) -> tuple[list[int], int]:

@@ -35,7 +35,8 @@ class Lambada(Task):
 
     def items(self, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, limit: int) -> list[Item]:
         """`limit` rows, evenly spaced."""
-        lines = self._path(options).read_text(encoding="utf-8").splitlines()
+        with self._path(options).open(encoding="utf-8") as file:
+            lines = list(file)  # a JSON string may hold characters that str.splitlines would split at
         rows = [json.loads(line) for line in spread(lines, limit, f"rows of {FILE}")]
         pairs = [encode_pair(tokenizer, row["context"], " " + row["continuation"]) for row in rows]
         return [Item((Request(tuple(tokens), scored),)) for tokens, scored in pairs]

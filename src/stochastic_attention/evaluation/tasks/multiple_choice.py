@@ -1,4 +1,4 @@
-"""Multiple choice: the alternative whose continuation the model finds likeliest. Formats follow lm-evaluation-harness."""
+"""Multiple choice: the alternative that the model finds likeliest. Formats follow lm-evaluation-harness."""
 
 from __future__ import annotations
 
