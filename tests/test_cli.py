@@ -47,7 +47,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys):
 
 @pytest.mark.parametrize(("module", "extra"), [("datasets", "evaluation"), ("transformers", "hf")])
 def test_a_missing_extra_is_one_sentence_that_says_how_to_get_it(monkeypatch, capsys, module, extra):
-    def run(args):
+    def run(_):
         raise ModuleNotFoundError(f"No module named '{module}'", name=f"{module}.sub")
 
     monkeypatch.setattr(compare, "run", run)
@@ -58,7 +58,7 @@ def test_a_missing_extra_is_one_sentence_that_says_how_to_get_it(monkeypatch, ca
 
 
 def test_another_missing_module_is_not_explained_away(monkeypatch):
-    def run(args):
+    def run(_):
         raise ModuleNotFoundError("No module named 'ours'", name="ours")
 
     monkeypatch.setattr(compare, "run", run)

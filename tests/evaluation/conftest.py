@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stochastic_attention.models import LanguageModel
 
-WORDS = "the old house stood by river and nobody knew who had built it or why its door was never shut".split()
+SENTENCE = "the old house stood by river and nobody knew who had built it or why its door was never shut"
 
 
 @pytest.fixture(scope="session")
@@ -53,8 +53,9 @@ def model_folder(model, tokenizer, tmp_path_factory):
 @pytest.fixture
 def text_file(tmp_path):
     """Two documents of about 500 and 300 characters, told apart by case."""
-    first = " ".join(WORDS[index * 7 % len(WORDS)] for index in range(100))
-    second = " ".join(WORDS[index * 5 % len(WORDS)] for index in range(60)).upper()
+    words = SENTENCE.split()
+    first = " ".join(words[index * 7 % len(words)] for index in range(100))
+    second = " ".join(words[index * 5 % len(words)] for index in range(60)).upper()
     path = tmp_path / "text.txt"
     path.write_text(f"{first}\n\x1e\n{second}\n", encoding="utf-8")
     return path

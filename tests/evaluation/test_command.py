@@ -32,7 +32,7 @@ def test_compare_writes_record_table_and_plot(arguments, tmp_path, capsys):
 
 
 def test_an_interrupt_keeps_what_is_finished_and_says_how_to_resume(arguments, tmp_path, capsys, monkeypatch):
-    def interrupted(*args, **options):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

