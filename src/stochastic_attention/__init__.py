@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from .ops.api import attention
 from .ops.backends import backend_names
+from .ops.keys_per_query import keys_per_query
 from .ops.layout import documents_from_cu_seqlens, documents_from_mask, documents_from_position_ids
 from .ops.pattern import Pattern
 
@@ -20,4 +21,5 @@ __all__ = [
     "documents_from_cu_seqlens",
     "documents_from_mask",
     "documents_from_position_ids",
+    "keys_per_query",
 ]

@@ -91,7 +91,8 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        d_out, d_lse = grads
         q, k, v, out, lse = ctx.saved_tensors
         if d_out is None and d_lse is None:
             return (None,) * 6

@@ -18,7 +18,6 @@ Shapes: B' and H' are 1 where all rows or all heads share an order; M query slot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -45,15 +44,14 @@ class Rule:
     sinks: int
 
     def allows(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        """Bool, the broadcast of the two int64 position tensors."""
-        distance = query_position - key_position
+        """Bool, the broadcast of the two position tensors; a new tensor."""
         if self.causal:
-            allowed = distance >= self.local
+            allowed = key_position <= query_position - self.local
         elif self.local:
-            allowed = distance.abs() > self.local
+            allowed = (query_position - key_position).abs() > self.local
         else:
-            allowed = torch.ones_like(distance, dtype=torch.bool)
-        return allowed & (key_position >= self.sinks) if self.sinks else allowed
+            allowed = torch.ones_like(query_position - key_position, dtype=torch.bool)
+        return allowed.logical_and_(key_position >= self.sinks) if self.sinks else allowed
 
     @property
     def leaves_rows_empty(self) -> bool:
@@ -68,9 +66,9 @@ class Pass:
     Attributes:
         query_rows: int64 [B', H', M], the query in each slot; -1 marks an unused slot.
         key_rows: int64 [B', H' or 1, K], the key in each slot.
-        start, stop: int64 [B', H', M], the key slots [start, stop) that the query in the slot may see.
+        start, stop: int32 [B', H', M], the key slots [start, stop) that the query in the slot may see.
         rule: what else must hold of a pair in the interval; None where the interval is exact.
-        query_position, key_position: positions in the document, in slot order, for `rule`.
+        query_position, key_position: int32, positions in the document, in slot order, for `rule`.
         bias: float64 [B', H', M] or None, added to all of a query's scores in this pass.
         fresh: no earlier pass holds any of these queries, so there is nothing to merge with.
     """
@@ -141,12 +139,12 @@ def _make_pass(
     def in_order(fact: Tensor) -> Tensor:
         return fact.expand_as(query_slot).gather(-1, rows)
 
-    position = layout.position[:, None]
+    position = layout.position[:, None].to(torch.int32)
     return Pass(
         query_rows=rows.masked_fill(slots == _LAST, -1),
         key_rows=key_order,
-        start=in_order(start),
-        stop=in_order(stop),
+        start=in_order(start.to(torch.int32)),
+        stop=in_order(stop.to(torch.int32)),
         rule=rule,
         query_position=in_order(layout.of_queries(position)),
         key_position=position.expand(*key_order.shape[:2], -1).gather(-1, key_order),
@@ -243,11 +241,12 @@ def _prefix_passes(call: Call, fresh: bool) -> list[Pass]:
     passes = []
     w = call.pattern.window
     assert w is not None
-    for level in count():
-        if level and w << (level - 1) >= call.layout.longest:
-            return passes
+    level = 0
+    while level == 0 or w << (level - 1) < call.layout.longest:
         if level or call.pattern.local_window < w:  # else the local window already holds all of the first level
             passes.append(_level_pass(call, level, fresh))
+        level += 1
+    return passes
 
 
 def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
@@ -299,9 +298,9 @@ def _moba_passes(call: Call) -> list[Pass]:
     first, position = layout.first[:, None], layout.position[:, None]
     own_start, own_slot = layout.of_queries(first + position // size * size), layout.of_queries(layout.packed[:, None])
     order = layout.packed_order[:, None]
-    passes = [_make_pass(layout, order, own_slot, own_start, own_slot + 1, fresh=True)]
-    for block_start in choose_blocks(call).unbind(-1):  # [B, Hq, Nq], -1: fewer blocks than choices
-        passes.append(
-            _make_pass(layout, order, block_start, block_start, block_start + size, chosen=block_start >= 0)
-        )
-    return _drop_empty(passes)
+    own = _make_pass(layout, order, own_slot, own_start, own_slot + 1, fresh=True)
+    past = [
+        _make_pass(layout, order, start, start, start + size, chosen=start >= 0)  # -1: fewer blocks than choices
+        for start in choose_blocks(call).unbind(-1)
+    ]
+    return _drop_empty([own, *past])

@@ -105,6 +105,9 @@ def _sampled(call: Call, mine: Tensor) -> tuple[Tensor, Tensor]:
     for n in ranks_of_query.unique().tolist():
         if n == 0:  # padding
             continue
+        if n <= w:  # every rank is near every other
+            sampled |= (ranks_of_query == n)[..., :, None]
+            continue
         rank = permutation_ranks(n, seed=pattern.seed, step=call.step, layer=call.layer, head=heads, device=mine.device)
         of_query = rank[:, mine.clamp(max=n - 1)].movedim(0, 1)[:, :, 0, :, None]
         of_key = rank[:, position.clamp(max=n - 1)].movedim(0, 1)[:, :, 0, None, :]
