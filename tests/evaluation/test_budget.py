@@ -54,12 +54,13 @@ def test_w_eff_counts_all_queries_and_w_scored_the_last_ones():
     assert budget.w_scored == pytest.approx((2 * 3 + 14) / 7)
 
 
-def test_measured_budget_is_the_mean_over_layers_of_this_seed():
-    pattern, n = Pattern.stochastic(4, seed=3), 20
-    masks = torch.stack([pattern.dense_mask(n, layer=layer)[0] for layer in range(3)])
-    budget = Queries(Profile({(n, 2): 1})).measured(pattern, layers=3)
-    assert budget.w_scored == pytest.approx(masks[:, -2:].sum(-1).double().mean().item())
-    assert budget.w_eff == pytest.approx(masks.sum(-1).double().mean().item())
+@pytest.mark.parametrize("pattern", [*DETERMINISTIC, *RANDOM], ids=str)
+def test_measured_budget_is_that_of_the_masks_of_all_layers(pattern):
+    masks = {n: torch.stack([pattern.dense_mask(n, layer=layer)[0] for layer in range(3)]) for n in (9, 20)}
+    budget = Queries(Profile({(9, 9): 1, (20, 2): 1})).measured(pattern, layers=3)
+    keys = {n: mask.sum(-1).double().mean(0) for n, mask in masks.items()}
+    assert budget.w_scored == pytest.approx(float(torch.cat([keys[9], keys[20][-2:]]).mean()))
+    assert budget.w_eff == pytest.approx(float(torch.cat([keys[9], keys[20]]).mean()))
 
 
 def test_closest_prefers_the_earlier_of_equals():

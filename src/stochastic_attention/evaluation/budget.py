@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..ops.keys_per_query import keys_per_query
 from ..ops.pattern import Pattern
 from .requests import Profile
 
@@ -38,8 +39,8 @@ class Queries:
         if not profile:
             raise ValueError("profile must hold at least one request, got none")
         lengths = sorted({queries for queries, _ in profile})
-        self.longest = lengths[-1]
         self.lengths = lengths
+        self.longest = lengths[-1]
         self.position = torch.cat([torch.arange(n) for n in lengths])
         self.length = torch.cat([torch.full((n,), n) for n in lengths])
         occurs = {n: torch.zeros(n, dtype=torch.float64) for n in lengths}
@@ -63,7 +64,11 @@ class Queries:
 
     def measured(self, pattern: Pattern, layers: int) -> Budget:
         """The budget of this very pattern and seed, averaged over the model's layers."""
-        return self.budget(torch.cat([_measured_keys(pattern, n, layers) for n in self.lengths]))
+        if pattern.is_random and pattern.scope == "sequence":
+            return self.budget(torch.cat([_measured_keys(pattern, n, layers) for n in self.lengths]))
+        # Elsewhere N(i) does not depend on the tokens that follow i: the longest document tells of all.
+        longest = _measured_keys(pattern, self.longest, layers)
+        return self.budget(torch.cat([longest[:n] for n in self.lengths]))
 
 
 def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
@@ -104,12 +109,8 @@ def _chance_to_meet(pattern: Pattern, position: Tensor, length: Tensor) -> Tenso
 
 def _measured_keys(pattern: Pattern, n: int, layers: int) -> Tensor:
     """Mean |N(i)| over layers and heads, float64 [n]."""
-    if not pattern.is_random:
-        return expected_keys(pattern, torch.arange(n), torch.full((n,), n))
-    total = torch.zeros(n, dtype=torch.float64)
-    for layer in range(layers):
-        total += pattern.dense_mask(n, layer=layer).sum(-1).double().mean(0)
-    return total / layers
+    drawn = range(layers if pattern.is_random else 1)
+    return torch.stack([keys_per_query(pattern, n, layer=layer).double().mean(0) for layer in drawn]).mean(0)
 
 
 def closest(patterns: Iterable[Pattern], queries: Queries, target: float, match: Match) -> Pattern:
