@@ -1,6 +1,6 @@
 import pytest
 
-from stochastic_attention import cli
+from stochastic_attention import cli, commands
 from stochastic_attention.commands import compare
 
 COMPARE_OPTIONS = {
@@ -83,3 +83,11 @@ def test_limits_that_do_not_fit_the_tasks_are_refused(text):
 def test_budgets_are_integers():
     with pytest.raises(ValueError, match="budgets must be integers separated by commas, got '64,x'"):
         compare.split_numbers("budgets", "64,x")
+
+
+def test_what_is_only_needed_at_the_end_is_missed_at_the_start(monkeypatch):
+    monkeypatch.setattr(commands, "find_spec", lambda name: None if name == "matplotlib" else name)
+    commands.require("tqdm")
+    with pytest.raises(ModuleNotFoundError) as missing:
+        commands.require("tqdm", "matplotlib")
+    assert missing.value.name == "matplotlib"

@@ -60,6 +60,9 @@ def load_model(name: str = EMBEDDED, *, device: str = "cpu", dtype: torch.dtype 
             safetensors in `cache_directory()`, and read from there ever after.
         device: where to put it.
         dtype: of its parameters.
+
+    Raises:
+        ValueError: there is no such model, or not in safetensors or GGUF.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,8 +73,11 @@ def load_model(name: str = EMBEDDED, *, device: str = "cpu", dtype: torch.dtype 
     local = path.is_dir()
     source = str(path) if local else name
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+    except OSError as error:
+        raise ValueError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
     model.to(device)  # type: ignore[arg-type]
     return LanguageModel(model.eval(), tokenizer)
 

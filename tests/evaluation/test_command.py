@@ -38,7 +38,7 @@ def test_an_interrupt_keeps_what_is_finished_and_says_how_to_resume(arguments, t
     with monkeypatch.context() as patch:
         patch.setattr(comparison, "prefill_times", interrupted)
         assert cli.main(arguments) == 130
-    told = capsys.readouterr().out
+    told = capsys.readouterr().err
     assert "to resume: sattn compare --model" in told
     lines = (tmp_path / "out" / "cells.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 1 + 4

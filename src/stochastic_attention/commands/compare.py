@@ -6,7 +6,11 @@ Full attention always runs, as the reference. Finished cells are kept in OUTPUT;
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+
+from . import require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, then write record.json, table.md and plot.png, and print the table."""
+    require("transformers", "datasets", "matplotlib", "tqdm")
+    from tqdm import tqdm
+
     from ..evaluation.compare import Settings, compare
     from ..evaluation.table import render
     from ..plots import plot_comparison
@@ -57,17 +64,19 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         backend=args.backend,
     )
-    from tqdm import tqdm
-
-    bar = tqdm(unit="tok", unit_scale=True, dynamic_ncols=True, delay=0)
     try:
-        outcome = compare(settings, args.output, batch_tokens=args.batch_tokens, progress=lambda: bar)
+        with ExitStack() as stack:
+            outcome = compare(
+                settings,
+                args.output,
+                batch_tokens=args.batch_tokens,
+                progress=lambda: stack.enter_context(tqdm(unit="tok", unit_scale=True, dynamic_ncols=True)),
+            )
     except KeyboardInterrupt:
-        bar.close()
-        print(f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}")
+        print(
+            f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr
+        )
         return 130
-    finally:
-        bar.close()
     table = render(outcome.cells, outcome.prefill, match=settings.match, length=settings.length)
     record = Record(
         command=args.command_line,

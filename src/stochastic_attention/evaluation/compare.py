@@ -284,9 +284,13 @@ _Timed = tuple[str, int | None, Pattern, bool]
 
 
 def _plan_prefill(settings: Settings) -> list[_Timed]:
-    """(method, budget, pattern, saturated), full attention first; the fit is on one prompt, all queries counted."""
-    queries = Queries(Profile({(settings.length, settings.length): 1}))
-    return [(REFERENCE, None, Pattern.full(), False), *_fits(settings, queries)]
+    """(method, budget, pattern, saturated), full attention first."""
+    return [(REFERENCE, None, Pattern.full(), False), *_fits(settings, _prompt(settings))]
+
+
+def _prompt(settings: Settings) -> Queries:
+    """The timed prompt's queries; all of them count."""
+    return Queries(Profile({(settings.length, settings.length): 1}))
 
 
 def _to_time(timed: Sequence[_Timed]) -> list[Pattern]:
@@ -306,14 +310,13 @@ def _time(
             on_pass=None if bar is None else lambda: bar.update(settings.length),
         )
     )
-    queries = Queries(Profile({(settings.length, settings.length): 1}))
     return [
         PrefillResult(
             method=method,
             budget=budget,
             pattern=str(pattern),
             saturated=saturated,
-            w_eff=queries.measured(pattern, language.layers).w_eff,
+            w_eff=_prompt(settings).measured(pattern, language.layers).w_eff,
             milliseconds=[] if saturated else next(times),
         )
         for method, budget, pattern, saturated in timed
