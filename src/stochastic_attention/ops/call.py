@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,7 @@ class Call:
         check_step(step, q.device)
         check_flag("causal", causal)
         pattern.check_causal(causal)
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        scale = math.pow(q.shape[-1], -0.5) if scale is None else scale
         check_real("scale", scale)
         if softcap is not None:
             check_real("softcap", softcap, above=0.0)

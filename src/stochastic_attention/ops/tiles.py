@@ -100,7 +100,7 @@ def tiles(p: Pass, group: Group) -> Iterator[Tile]:
 
 
 class _Band:
-    """The interval mask of a tile, kept for the next: most tiles of a pass have the same, counted from their own low."""
+    """The interval mask of a tile, kept for the next: counted from its own first key, it is mostly the same."""
 
     def __init__(self) -> None:
         self._known: tuple[Tensor, Tensor, Tensor] | None = None
