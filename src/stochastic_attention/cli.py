@@ -12,6 +12,8 @@ from types import ModuleType
 # A command module has `add_arguments(parser)` and `run(args) -> int`; its docstring's first line is its help.
 COMMANDS = {
     "compare": ".commands.compare",
+    "bench": ".commands.bench",
+    "backends": ".commands.backends",
 }
 
 # Third-party module -> the extra that brings it.
