@@ -68,6 +68,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
             label=curve.label,
         )
     axes.set_xscale("log", base=2)
+    places = [point.x for curve in panel.curves for point in curve.points]
+    if places:  # a lone budget would else be blown up to the full width
+        axes.set_xlim(min(places) / 1.5, max(places) * 1.5)
     if panel.y_is_log:
         axes.set_yscale("log")
     axes.set_title(panel.title)

@@ -66,7 +66,7 @@ def test_the_fitted_mean_stands_first():
 
 def test_notes_tell_items_and_their_standard_error():
     text = render(CELLS, PREFILL, match="w_scored", length=1024)
-    assert "recall: 8 items, standard error over items 0.5 with full attention." in text
+    assert "recall: perplexity of 8 items, standard error over them 0.5 (full attention)." in text
 
 
 def test_spread_needs_two_seeds():
