@@ -11,6 +11,7 @@ from torch import Tensor
 from .plan import Pass
 
 _QUERIES = 128  # a tile's queries: enough for the matrix units, few enough that a window's halo stays small
+_QUERIES_OF_ONE_HEAD = 256  # where every head has its own order, a tile is one head's and must be worth its overhead
 _QUERIES_OF_FEW_KEYS = 2048  # where a tile meets a handful of keys (sinks), overhead rules
 _FEW_KEYS = 32
 
@@ -78,7 +79,7 @@ def tiles(p: Pass, group: Group) -> Iterator[Tile]:
     """Tiles that cover every query slot of the group once, and every pair it may meet."""
     if not len(group.rows):
         return
-    bounds = _cut(group.start, group.stop)
+    bounds = _cut(group.start, group.stop, _QUERIES if p.query_rows.shape[1] == 1 else _QUERIES_OF_ONE_HEAD)
     inner = torch.tensor(bounds[:-1], device=group.start.device)
     tile_of = torch.zeros_like(group.rows).scatter_(0, inner, 1).cumsum(0) - 1
     extremes = [
@@ -117,15 +118,15 @@ class _Band:
         return mask
 
 
-def _cut(start: Tensor, stop: Tensor) -> list[int]:
+def _cut(start: Tensor, stop: Tensor, size: int) -> list[int]:
     """Ends of the tiles, 0 first: every `size` slots, and where a long run of queries with one common start begins."""
     slots = torch.arange(len(start), device=start.device)
     opens = torch.ones_like(start, dtype=torch.bool)
     opens[1:] = start[1:] != start[:-1]
     run = opens.cumsum(0) - 1
     lengths = torch.zeros_like(run).scatter_add_(0, run, torch.ones_like(run))[run]
-    few = int((stop - start).max()) <= _FEW_KEYS and int(lengths.min()) >= _QUERIES
-    size = _QUERIES_OF_FEW_KEYS if few else _QUERIES
+    if int((stop - start).max()) <= _FEW_KEYS and int(lengths.min()) >= size:
+        size = _QUERIES_OF_FEW_KEYS
     anchors = opens & (lengths >= size // 2)
     since = slots - torch.where(anchors, slots, 0).cummax(0).values
     cuts = (since % size == 0) | anchors
