@@ -56,7 +56,7 @@ class Layout:
         `per_key` may hold the first keys only, where all queries that are used stand among those.
         """
         index = self.query_token.view(self.query_token.shape[0], *(1,) * (per_key.dim() - 2), -1)
-        rows = max(per_key.shape[0], index.shape[0])
+        rows = index.shape[0] if per_key.shape[0] == 1 else per_key.shape[0]
         per_key = per_key.expand(rows, *per_key.shape[1:])
         if per_key.shape[-1] < self.first.shape[-1]:
             index = index.clamp(max=per_key.shape[-1] - 1)
