@@ -40,7 +40,7 @@ def is_causal_only(pattern: Pattern) -> bool:
 
 # How the tokens of two rows are laid out, given their number.
 LAYOUTS: dict[str, Callable[[int], Tensor | None]] = {
-    "single": lambda n: None,
+    "single": lambda _n: None,
     "left-padded": lambda n: torch.stack([torch.arange(n) >= n // 3, torch.arange(n) >= n - 1]).long() - 1,
     "right-padded": lambda n: torch.stack([torch.arange(n) < n - n // 4, torch.arange(n) < 1]).long() - 1,
     "packed": lambda n: torch.stack([torch.arange(n) * 2 // n, (torch.arange(n) >= n - 1).long()]),
