@@ -297,7 +297,7 @@ class TestStorage:
 
 
 class TestPrecision:
-    """Half precision is storage, sums are float32 or better. The yardstick: torch's own attention on the same inputs."""
+    """Half precision is storage, sums are float32 or better. The yardstick: torch's attention on the same inputs."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize(
@@ -474,6 +474,16 @@ class TestEmptyRowsAndNonFiniteValues:
         out = attention(**inputs, pattern=pattern, backend=backend)
         assert out[sees].isnan().all()
         torch.testing.assert_close(out[~sees], clean[~sees], rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("which", ["k", "v"])
+    @pytest.mark.parametrize("pattern", all_patterns(window=4), ids=str)
+    def test_a_bad_key_shows_beside_huge_scores(self, backend, pattern, which):
+        """The other keys' weights must not round the bad one's away."""
+        inputs = dict(zip("qkv", tensors(37, dtype=torch.float32), strict=True))
+        inputs["q"], inputs["k"] = inputs["q"].abs() * 100, inputs["k"].abs() * 100
+        inputs[which][:, :, 36] = math.nan
+        out = attention(**inputs, pattern=pattern, backend=backend)
+        assert out[:, :, 36].isnan().all()
 
     @pytest.mark.parametrize("which", ["k", "v"])
     @pytest.mark.parametrize("pattern", [p for p in all_patterns(window=4) if p.kind != "moba"], ids=str)
