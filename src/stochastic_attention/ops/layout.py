@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .routing import inverse_permutation
+
 PADDING = -1
 
 
@@ -39,14 +41,23 @@ class Layout:
     def packed(self) -> Tensor:
         """int64 [B', Nk]: slot of each token when documents are laid end to end, padding last."""
         filled = torch.where(self.first < 0, self.first.shape[-1], self.first + self.position)
-        order = filled.argsort(dim=-1, stable=True)
-        return torch.empty_like(order).scatter_(-1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order))
+        return inverse_permutation(filled.argsort(dim=-1, stable=True))
+
+    @cached_property
+    def packed_order(self) -> Tensor:
+        """int64 [B', Nk]: the token in each slot of `packed`."""
+        return inverse_permutation(self.packed)
 
     def of_queries(self, per_key: Tensor) -> Tensor:
-        """Read a per-key tensor [B', ..., Nk] at each query's token: [B', ..., Nq]."""
+        """Read a per-key tensor [B', ..., Nk] at each query's token: [B', ..., Nq].
+
+        `per_key` may hold the first keys only, where all queries that are used stand among those.
+        """
         index = self.query_token.view(self.query_token.shape[0], *(1,) * (per_key.dim() - 2), -1)
         rows = max(per_key.shape[0], index.shape[0])
         per_key = per_key.expand(rows, *per_key.shape[1:])
+        if per_key.shape[-1] < self.first.shape[-1]:
+            index = index.clamp(max=per_key.shape[-1] - 1)
         return per_key.gather(-1, index.expand(*per_key.shape[:-1], -1))
 
 

@@ -31,12 +31,13 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     group = call.q.shape[1] // call.k.shape[1]
     q = call.q.to(call.compute_dtype)
     k, v = (x.to(call.compute_dtype).repeat_interleave(group, dim=1) for x in (call.k, call.v))
-    allowed, bias = neighbourhood(call, q, k)
 
     # A non-finite key or value poisons the rows that see it, and those alone: 0 * NaN must not leak through products.
-    broken = ~(k.isfinite().all(-1) & v.isfinite().all(-1))[:, :, None, :]
-    poisoned = (allowed & (broken | ~q.isfinite().all(-1, keepdim=True))).any(-1, keepdim=True)
-    q, k, v = (torch.where(x.isfinite().all(-1, keepdim=True), x, 0.0) for x in (q, k, v))
+    broken_query = ~q.isfinite().all(-1, keepdim=True)
+    broken_key = ~(k.isfinite().all(-1, keepdim=True) & v.isfinite().all(-1, keepdim=True))
+    q, k, v = (x.masked_fill(bad, 0.0) for x, bad in ((q, broken_query), (k, broken_key), (v, broken_key)))
+    allowed, bias = neighbourhood(call, q, k)
+    poisoned = (allowed & (broken_key.mT | broken_query)).any(-1, keepdim=True)
 
     scores = q @ k.mT * call.scale
     if call.softcap is not None:
@@ -99,8 +100,8 @@ def _sampled(call: Call, mine: Tensor) -> tuple[Tensor, Tensor]:
         while bool((ranks_of_query <= mine).any()):
             ranks_of_query = torch.where(ranks_of_query <= mine, 2 * ranks_of_query, ranks_of_query)
 
-    sampled = torch.zeros(*(max(x) for x in [(mine.shape[0], 1)]), len(heads), mine.shape[-1], position.shape[-1],
-                          dtype=torch.bool, device=mine.device)  # fmt: skip
+    shape = (mine.shape[0], len(heads), mine.shape[-1], position.shape[-1])
+    sampled = torch.zeros(shape, dtype=torch.bool, device=mine.device)
     for n in ranks_of_query.unique().tolist():
         if n == 0:  # padding
             continue
