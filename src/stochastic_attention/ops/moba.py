@@ -50,8 +50,9 @@ def choose_blocks(call: Call) -> Tensor:
         part = slice(begin, begin + step)
         allowed = (index >= oldest[:, part, None]) & (index < own[:, part, None])
         affinity = (q[..., part, :] @ means.mT).flatten(1, 2).masked_fill(~allowed[:, None], -math.inf)
-        best, block = affinity.sort(dim=-1, descending=True, stable=True)
-        slots = slot_of_block.expand(batch, -1)[:, None, None].expand(*block.shape[:3], -1).gather(-1, block)
-        kept = min(choices, blocks)
-        chosen[:, :, part, :kept] = torch.where(best == -math.inf, -1, slots)[..., :kept]
+        slots = slot_of_block.expand(batch, -1)[:, None, None].expand(*affinity.shape[:3], -1)
+        for choice in range(min(choices, blocks)):  # a maximum at a time: unlike topk, it settles ties by index
+            best, block = affinity.max(dim=-1, keepdim=True)
+            chosen[:, :, part, choice] = torch.where(best == -math.inf, -1, slots.gather(-1, block))[..., 0]
+            affinity.scatter_(-1, block, -math.inf)
     return chosen

@@ -45,15 +45,14 @@ class Rule:
     sinks: int
 
     def allows(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        """Bool, the broadcast of the two int64 position tensors."""
-        distance = query_position - key_position
+        """Bool, the broadcast of the two position tensors; a new tensor."""
         if self.causal:
-            allowed = distance >= self.local
+            allowed = key_position <= query_position - self.local
         elif self.local:
-            allowed = distance.abs() > self.local
+            allowed = (query_position - key_position).abs() > self.local
         else:
-            allowed = torch.ones_like(distance, dtype=torch.bool)
-        return allowed & (key_position >= self.sinks) if self.sinks else allowed
+            allowed = torch.ones_like(query_position - key_position, dtype=torch.bool)
+        return allowed.logical_and_(key_position >= self.sinks) if self.sinks else allowed
 
     @property
     def leaves_rows_empty(self) -> bool:
@@ -68,9 +67,9 @@ class Pass:
     Attributes:
         query_rows: int64 [B', H', M], the query in each slot; -1 marks an unused slot.
         key_rows: int64 [B', H' or 1, K], the key in each slot.
-        start, stop: int64 [B', H', M], the key slots [start, stop) that the query in the slot may see.
+        start, stop: int32 [B', H', M], the key slots [start, stop) that the query in the slot may see.
         rule: what else must hold of a pair in the interval; None where the interval is exact.
-        query_position, key_position: positions in the document, in slot order, for `rule`.
+        query_position, key_position: int32, positions in the document, in slot order, for `rule`.
         bias: float64 [B', H', M] or None, added to all of a query's scores in this pass.
         fresh: no earlier pass holds any of these queries, so there is nothing to merge with.
     """
@@ -141,12 +140,12 @@ def _make_pass(
     def in_order(fact: Tensor) -> Tensor:
         return fact.expand_as(query_slot).gather(-1, rows)
 
-    position = layout.position[:, None]
+    position = layout.position[:, None].to(torch.int32)
     return Pass(
         query_rows=rows.masked_fill(slots == _LAST, -1),
         key_rows=key_order,
-        start=in_order(start),
-        stop=in_order(stop),
+        start=in_order(start.to(torch.int32)),
+        stop=in_order(stop.to(torch.int32)),
         rule=rule,
         query_position=in_order(layout.of_queries(position)),
         key_position=position.expand(*key_order.shape[:2], -1).gather(-1, key_order),

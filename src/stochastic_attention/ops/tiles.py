@@ -80,23 +80,39 @@ def tiles(p: Pass, group: Group) -> Iterator[Tile]:
         return
     bounds = _cut(group.start, group.stop)
     inner = torch.tensor(bounds[:-1], device=group.start.device)
-    tile_of = torch.zeros_like(group.start).scatter_(0, inner, 1).cumsum(0) - 1
+    tile_of = torch.zeros_like(group.rows).scatter_(0, inner, 1).cumsum(0) - 1
     extremes = [
-        torch.empty(len(inner), dtype=torch.int64, device=group.start.device)
+        torch.empty(len(inner), dtype=group.start.dtype, device=group.start.device)
         .scatter_reduce_(0, tile_of, x, reduce=how, include_self=False)
         .tolist()
         for x, how in ((group.start, "amin"), (group.start, "amax"), (group.stop, "amin"), (group.stop, "amax"))
     ]
+    band = _Band()
     for begin, end, low, low_max, high_min, high in zip(bounds, bounds[1:], *extremes, strict=False):
         queries, keys = slice(begin, end), slice(low, high)
         allowed = None
         if low < low_max or high_min < high:
-            slots = torch.arange(low, high, device=group.start.device)
-            allowed = (slots >= group.start[queries, None]) & (slots < group.stop[queries, None])
+            allowed = band.mask(group.start[queries] - low, group.stop[queries] - low, high - low)
         if p.rule is not None:
             by_rule = p.rule.allows(group.query_position[queries, None], group.key_position[keys])
-            allowed = by_rule if allowed is None else allowed & by_rule
+            allowed = by_rule if allowed is None else by_rule.logical_and_(allowed)
         yield Tile(queries, keys, allowed)
+
+
+class _Band:
+    """The interval mask of a tile, kept for the next one: most tiles of a pass have the same, counted from their own."""
+
+    def __init__(self) -> None:
+        self._ends: tuple[Tensor, Tensor] | None = None
+        self._mask: Tensor | None = None
+
+    def mask(self, start: Tensor, stop: Tensor, keys: int) -> Tensor:
+        """Bool [T, keys]: start <= slot < stop."""
+        known = self._ends is not None and self._mask is not None and self._mask.shape == (len(start), keys)
+        if not known or not (torch.equal(self._ends[0], start) and torch.equal(self._ends[1], stop)):
+            slots = torch.arange(keys, dtype=start.dtype, device=start.device)
+            self._ends, self._mask = (start, stop), (slots >= start[:, None]) & (slots < stop[:, None])
+        return self._mask
 
 
 def _cut(start: Tensor, stop: Tensor) -> list[int]:
@@ -105,7 +121,7 @@ def _cut(start: Tensor, stop: Tensor) -> list[int]:
     opens = torch.ones_like(start, dtype=torch.bool)
     opens[1:] = start[1:] != start[:-1]
     run = opens.cumsum(0) - 1
-    lengths = torch.zeros_like(start).scatter_add_(0, run, torch.ones_like(start))[run]
+    lengths = torch.zeros_like(run).scatter_add_(0, run, torch.ones_like(run))[run]
     few = int((stop - start).max()) <= _FEW_KEYS and int(lengths.min()) >= _QUERIES
     size = _QUERIES_OF_FEW_KEYS if few else _QUERIES
     anchors = opens & (lengths >= size // 2)
