@@ -3,14 +3,13 @@
 `import stochastic_attention` needs torch alone and has no side effect.
 """
 
-from importlib.metadata import version
-
 from .ops.api import attention
 from .ops.backends import backend_names
+from .ops.keys_per_query import keys_per_query
 from .ops.layout import documents_from_cu_seqlens, documents_from_mask, documents_from_position_ids
 from .ops.pattern import Pattern
 
-__version__ = version("stochastic-attention")
+__version__ = "0.1.0"
 
 __all__ = [
     "Pattern",
@@ -20,4 +19,5 @@ __all__ = [
     "documents_from_cu_seqlens",
     "documents_from_mask",
     "documents_from_position_ids",
+    "keys_per_query",
 ]

@@ -1,0 +1,1 @@
+"""Tasks, budgets and the comparison of attention patterns on a pretrained model."""

@@ -35,7 +35,7 @@ def unsupported(call: Call, backend: str) -> str | None:
 
 def choose(call: Call, backend: str | None) -> Run:
     """The `run` of the named backend, or of the first that supports the call; ValueError where there is none."""
-    if backend is not None and backend not in _MODULES:
+    if backend is not None and backend not in backend_names():
         raise ValueError(f"backend must be None or one of {', '.join(map(repr, _MODULES))}, got {backend!r}")
     reasons = {}
     for name in _MODULES if backend is None else (backend,):

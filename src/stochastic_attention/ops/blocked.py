@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .call import Call
-from .merge import apply_sink, poison
+from .merge import attend_finite
 from .plan import Pass, lower
 from .tile_attention import choose_engine
 from .tiles import Group, groups, tiles
@@ -33,16 +33,14 @@ def unsupported(call: Call) -> str | None:
 @torch.compiler.disable(reason="tiles are cut on the host; a graph break here gives eager's result")
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in the call's compute dtype; the sink is outside the lse."""
-    passes = lower(call)
+    nothing = 0 in (call.q.shape[0], call.q.shape[2], call.k.shape[2])
+    passes = [] if nothing else lower(call)
     q, k, v = (x.to(call.compute_dtype) for x in (call.q, call.k, call.v))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return _Blocked.apply(q, k, v, passes, call.scale, call.softcap)
 
-    out, lse = poison(attend, q, k, v)
-    if call.sink_logits is not None:
-        out = apply_sink(out, lse, call.sink_logits)
-    return out, lse
+    return attend_finite(attend, q, k, v, call.sink_logits)
 
 
 class _Blocked(torch.autograd.Function):
@@ -91,49 +89,58 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        q, k, v, out, lse = ctx.saved_tensors
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the signature
+        ctx: Any,  # noqa: ANN401
+        d_out: Tensor | None,
+        d_lse: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
         if d_out is None and d_lse is None:
             return (None,) * 6
-        engine = choose_engine(q.device, ctx.softcap, with_lse_gradient=d_lse is not None)
-        # An empty row takes and gives no gradient, whatever comes from above; lse = inf makes its weights 0.
-        empty = lse == -math.inf
-        d_out = torch.zeros_like(out) if d_out is None else d_out.masked_fill(empty[..., None], 0.0)
-        d_lse = None if d_lse is None else d_lse.masked_fill(empty, 0.0)
-        lse = lse.masked_fill(empty, math.inf)
-        dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        for p in ctx.passes:
-            for group in groups(p, k.shape[1]):
-                view = _View(group, k.shape[1])
-                q_rows, out_rows, d_out_rows = (view.of_queries(x) for x in (q, out, d_out))
-                lse_rows, d_lse_rows = view.of_queries(lse), None if d_lse is None else view.of_queries(d_lse)
-                dq_rows = view.of_queries(dq)
-                k_sorted, v_sorted = (_gather(view.of_keys(x), group.key_rows) for x in (k, v))
-                dk_sorted, dv_sorted = torch.zeros_like(k_sorted), torch.zeros_like(v_sorted)
-                for tile in tiles(p, group):
-                    rows = group.rows[tile.queries]
-                    tile_lse = lse_rows.index_select(2, rows)
-                    if group.bias is not None:
-                        tile_lse = tile_lse - group.bias[tile.queries].to(tile_lse.dtype)
-                    dq_part, dk_part, dv_part = engine.backward(
-                        d_out_rows.index_select(2, rows),
-                        None if d_lse_rows is None else d_lse_rows.index_select(2, rows),
-                        q_rows.index_select(2, rows),
-                        k_sorted[:, tile.keys],
-                        v_sorted[:, tile.keys],
-                        out_rows.index_select(2, rows),
-                        tile_lse,
-                        tile.allowed,
-                        scale=ctx.scale,
-                        softcap=ctx.softcap,
-                    )
-                    # A query stands once in a pass, so that no index repeats and the sum is deterministic.
-                    dq_rows.index_add_(2, rows, dq_part)
-                    dk_sorted[:, tile.keys] += dk_part
-                    dv_sorted[:, tile.keys] += dv_part
-                view.of_keys(dk).index_add_(1, group.key_rows, dk_sorted)
-                view.of_keys(dv).index_add_(1, group.key_rows, dv_sorted)
-        return dq, dk, dv, None, None, None
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+            return (*_backward(ctx, d_out, d_lse), None, None, None)
+
+
+def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+    q, k, v, out, lse = ctx.saved_tensors
+    engine = choose_engine(q.device, ctx.softcap, with_lse_gradient=d_lse is not None)
+    # An empty row takes and gives no gradient, whatever comes from above; lse = inf makes its weights 0.
+    empty = lse == -math.inf
+    d_out = torch.zeros_like(out) if d_out is None else d_out.masked_fill(empty[..., None], 0.0)
+    d_lse = None if d_lse is None else d_lse.masked_fill(empty, 0.0)
+    lse = lse.masked_fill(empty, math.inf)
+    dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    for p in ctx.passes:
+        for group in groups(p, k.shape[1]):
+            view = _View(group, k.shape[1])
+            q_rows, out_rows, d_out_rows = (view.of_queries(x) for x in (q, out, d_out))
+            lse_rows, d_lse_rows = view.of_queries(lse), None if d_lse is None else view.of_queries(d_lse)
+            dq_rows = view.of_queries(dq)
+            k_sorted, v_sorted = (_gather(view.of_keys(x), group.key_rows) for x in (k, v))
+            dk_sorted, dv_sorted = torch.zeros_like(k_sorted), torch.zeros_like(v_sorted)
+            for tile in tiles(p, group):
+                rows = group.rows[tile.queries]
+                tile_lse = lse_rows.index_select(2, rows)
+                if group.bias is not None:
+                    tile_lse = tile_lse - group.bias[tile.queries].to(tile_lse.dtype)
+                dq_part, dk_part, dv_part = engine.backward(
+                    d_out_rows.index_select(2, rows),
+                    None if d_lse_rows is None else d_lse_rows.index_select(2, rows),
+                    q_rows.index_select(2, rows),
+                    k_sorted[:, tile.keys],
+                    v_sorted[:, tile.keys],
+                    out_rows.index_select(2, rows),
+                    tile_lse,
+                    tile.allowed,
+                    scale=ctx.scale,
+                    softcap=ctx.softcap,
+                )
+                # A query stands once in a pass, so that no index repeats and the sum is deterministic.
+                dq_rows.index_add_(2, rows, dq_part)
+                dk_sorted[:, tile.keys] += dk_part
+                dv_sorted[:, tile.keys] += dv_part
+            view.of_keys(dk).index_add_(1, group.key_rows, dk_sorted)
+            view.of_keys(dv).index_add_(1, group.key_rows, dv_sorted)
+    return dq, dk, dv
 
 
 class _View:
@@ -153,9 +160,9 @@ class _View:
 
 
 def _gather(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows of x [P, N, D] in the order `rows` [K], without a copy where that order is x's own."""
+    """Rows of x [P, N, D] in the order `rows` [K], dense, without a copy where that is what x is."""
     if len(rows) == x.shape[1] and bool((rows == torch.arange(len(rows), device=rows.device)).all()):
-        return x
+        return x.contiguous()
     return x.index_select(1, rows)
 
 

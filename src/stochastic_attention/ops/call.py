@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -58,14 +59,13 @@ class Call:
         check_step(step, q.device)
         check_flag("causal", causal)
         pattern.check_causal(causal)
-        if scale is None:
-            scale = q.shape[-1] ** -0.5
+        scale = math.pow(q.shape[-1], -0.5) if scale is None else scale
         check_real("scale", scale)
         if softcap is not None:
             check_real("softcap", softcap, above=0.0)
         if sink_logits is not None:
             _check_sink_logits(sink_logits, q)
-        return cls(q, k, v, pattern, layout, layer, step, causal, float(scale), softcap, sink_logits)
+        return cls(q, k, v, pattern, layout, layer, step, causal, scale, softcap, sink_logits)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -92,14 +92,18 @@ def check_step(step: object, device: torch.device) -> None:
     """Raise ValueError unless `step` is an int in [0, 2**63) or a 0-d int64 tensor on `device`."""
     if isinstance(step, Tensor):
         if step.dim() != 0 or step.dtype != torch.int64 or step.device != device:
-            raise ValueError(f"step as a tensor must be 0-d int64 on {device}, got {step.dtype} {list(step.shape)} on {step.device}")
-        return
+            raise ValueError(
+                f"a step tensor must be 0-d int64 on {device}, got {step.dtype} {list(step.shape)} on {step.device}"
+            )
+        if step.device.type != "cpu":  # reading it would stall the device
+            return
+        step = int(step)
     check_count("step", step, minimum=0, maximum=2**63 - 1)
 
 
 def _check_sink_logits(sink_logits: Tensor, q: Tensor) -> None:
     if not isinstance(sink_logits, Tensor) or sink_logits.shape != (q.shape[1],) or not sink_logits.is_floating_point():
-        got = list(sink_logits.shape) if isinstance(sink_logits, Tensor) else type(sink_logits).__name__
+        got = f"{sink_logits.dtype} {list(sink_logits.shape)}" if isinstance(sink_logits, Tensor) else sink_logits
         raise ValueError(f"sink_logits must be a floating tensor [Hq] = [{q.shape[1]}], got {got}")
     if sink_logits.device != q.device:
         raise ValueError(f"sink_logits must be on the device of q, {q.device}, got {sink_logits.device}")

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from .routing import inverse_permutation
+from .validation import check_count
 
 PADDING = -1
+_NO_DOCUMENT = torch.iinfo(torch.int64).max  # sorts behind every document
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,13 @@ class Layout:
 
 
 def make_layout(
-    documents: Tensor | None, query_positions: Tensor | None, *, batch: int, queries: int, keys: int, device: torch.device
+    documents: Tensor | None,
+    query_positions: Tensor | None,
+    *,
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
 ) -> Layout:
     """Check `documents` [B, Nk] and `query_positions` [Nq] or [B, Nq] (see `attention`) and lay the tokens out."""
     query_token = _check_query_positions(query_positions, batch=batch, queries=queries, keys=keys, device=device)
@@ -83,22 +91,25 @@ def make_layout(
         position=position,
         length=length,
         query_token=torch.arange(keys, device=device)[None] if query_token is None else query_token,
-        longest=int(length.max()) if keys else 0,
+        longest=int(length.max()) if length.numel() else 0,
         is_single=False,
     )
 
 
 def _lay_out_documents(documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(first, position, length) of `Layout`; tokens of a document need not be neighbours."""
-    last = torch.iinfo(torch.int64).max
-    ids, order = torch.where(documents < 0, last, documents).sort(dim=-1, stable=True)
+    ids, order = torch.where(documents < 0, _NO_DOCUMENT, documents).sort(dim=-1, stable=True)
     slots = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
     starts = torch.ones_like(ids, dtype=torch.bool)
     starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
     first = torch.where(starts, slots, 0).cummax(dim=-1).values
     length = torch.zeros_like(ids).scatter_add_(-1, first, torch.ones_like(ids)).gather(-1, first)
-    padding = ids == last
-    sorted_facts = (first.masked_fill(padding, PADDING), (slots - first).masked_fill(padding, 0), length.masked_fill(padding, 0))
+    padding = ids == _NO_DOCUMENT
+    sorted_facts = (
+        first.masked_fill(padding, PADDING),
+        (slots - first).masked_fill(padding, 0),
+        length.masked_fill(padding, 0),
+    )
     first, position, length = (torch.empty_like(fact).scatter_(-1, order, fact) for fact in sorted_facts)
     return first, position, length
 
@@ -111,8 +122,10 @@ def _check_documents(documents: Tensor, *, batch: int, keys: int, device: torch.
     documents = documents.to(torch.int64)
     if device.type != "cpu":  # reading values back would stall the device
         return documents
-    if documents.numel() and int(documents.min()) < PADDING:
-        raise ValueError(f"documents must hold ids >= 0, or -1 for padding, got {int(documents.min())}")
+    if documents.numel():
+        low, high = (int(x) for x in documents.aminmax())
+        if low < PADDING or high == _NO_DOCUMENT:
+            raise ValueError(f"documents must hold ids in [0, 2**63 - 2], or -1 for padding, got {low} to {high}")
     if documents.numel() and bool((documents == documents[:1]).all()):
         documents = documents[:1]
         if bool((documents == documents[:, :1]).all()) and int(documents[0, 0]) >= 0:
@@ -150,17 +163,29 @@ def _check_query_positions(
 
 
 def _check_integers(name: str, tensor: Tensor, device: torch.device) -> None:
-    if not isinstance(tensor, Tensor) or tensor.dtype not in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+    if not isinstance(tensor, Tensor) or tensor.dtype not in (
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    ):
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ValueError(f"{name} must be an integer tensor, got {got}")
     if tensor.device != device:
         raise ValueError(f"{name} must be on the device of k, {device}, got {tensor.device}")
 
 
+def _check_tensor(name: str, tensor: Tensor, shape: str) -> None:
+    dimensions = shape.count(",") + 1
+    if not isinstance(tensor, Tensor) or tensor.dim() != dimensions:
+        got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(f"{name} must be a tensor of shape {shape}, got {got}")
+
+
 def documents_from_mask(attention_mask: Tensor) -> Tensor:
-    """Documents of a padding mask [B, N] (bool, or 0 / 1): one document a row, padding where the mask is 0. int64 [B, N]."""
-    if attention_mask.dim() != 2:
-        raise ValueError(f"attention_mask must have shape [B, N], got {list(attention_mask.shape)}")
+    """Documents of a padding mask [B, N] (bool, or 0 and 1): one a row, padding where the mask is 0. int64 [B, N]."""
+    _check_tensor("attention_mask", attention_mask, "[B, N]")
     if attention_mask.dtype != torch.bool and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
         raise ValueError("attention_mask must be bool or hold 0 and 1 only, got other values (an additive mask?)")
     return attention_mask.to(torch.int64) - 1
@@ -172,18 +197,19 @@ def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
     `cu_seqlens` [documents + 1] holds the cumulative lengths, from 0 to `total`; a document may be empty. A last entry
     other than `total` is a ValueError: mark trailing padding with -1 in `documents` instead.
     """
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1 or cu_seqlens.is_floating_point():
-        raise ValueError(f"cu_seqlens must be a 1-D integer tensor, got {cu_seqlens.dtype} {list(cu_seqlens.shape)}")
+    _check_tensor("cu_seqlens", cu_seqlens, "[documents + 1]")
+    _check_integers("cu_seqlens", cu_seqlens, cu_seqlens.device)
+    check_count("total", total, minimum=0)
     ends = cu_seqlens.to(torch.int64)
-    if int(ends[0]) != 0 or bool((ends[1:] < ends[:-1]).any()) or int(ends[-1]) != total:
+    if not len(ends) or int(ends[0]) != 0 or bool((ends[1:] < ends[:-1]).any()) or int(ends[-1]) != total:
         raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {total}, got {ends.tolist()}")
     return torch.searchsorted(ends[1:].contiguous(), torch.arange(total, device=ends.device), right=True)[None]
 
 
 def documents_from_position_ids(position_ids: Tensor) -> Tensor:
     """Documents of packed rows [B, N]: a new one begins wherever the position does not rise. int64 [B, N]."""
-    if position_ids.dim() != 2:
-        raise ValueError(f"position_ids must have shape [B, N], got {list(position_ids.shape)}")
+    _check_tensor("position_ids", position_ids, "[B, N]")
+    _check_integers("position_ids", position_ids, position_ids.device)
     begins = torch.zeros_like(position_ids, dtype=torch.int64)
     begins[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
     return begins.cumsum(dim=-1)

@@ -19,13 +19,16 @@ def choose_blocks(call: Call) -> Tensor:
     The choice is not differentiated.
 
     Returns:
-        int64 [B, Hq, Nq, top_k - 1], best first, -1 where there are fewer past blocks than choices.
+        int64 [B, Hq, Nq, choices], best first, -1 where there are fewer past blocks than choices; at most top_k - 1
+        choices, and no more than the longest document has past blocks.
     """
-    layout, size, choices = call.layout, call.pattern.block_size, call.pattern.top_k - 1
+    layout, size = call.layout, call.pattern.block_size
+    choices = min(call.pattern.top_k, layout.longest // size + 1) - 1
     batch, heads, queries, width = call.q.shape
     groups = call.k.shape[1]
-    q = call.q.detach().to(call.compute_dtype).unflatten(1, (groups, heads // groups))
-    k = call.k.detach().to(call.compute_dtype)
+    q, k = (x.detach().to(call.compute_dtype) for x in (call.q, call.k))
+    q, k = (x.masked_fill(~x.isfinite().all(-1, keepdim=True), 0.0) for x in (q, k))
+    q = q.unflatten(1, (groups, heads // groups))
 
     # Blocks are numbered along the packed key axis; -1 is padding.
     opens = ((layout.position % size == 0) & (layout.first >= 0)).gather(-1, layout.packed_order)

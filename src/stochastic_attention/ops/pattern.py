@@ -21,6 +21,8 @@ Kind = Literal["full", "local", "stochastic", "moba"]
 Scope = Literal["sequence", "prefix"]
 Shape = Literal["sliding", "block"]
 
+_MOST = 2**31 - 1  # positions and slots are int32 in the backends
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -46,15 +48,15 @@ class Pattern:
         check_choice("scope", self.scope, get_args(Scope))
         check_choice("shape", self.shape, get_args(Shape))
         check_flag("per_head", self.per_head)
-        check_count("local", self.local_window, minimum=0)
-        check_count("sinks", self.sinks, minimum=0)
+        check_count("local", self.local_window, minimum=0, maximum=_MOST)
+        check_count("sinks", self.sinks, minimum=0, maximum=_MOST)
         check_count("seed", self.seed, minimum=0, maximum=2**63 - 1)
         check_real("correction", self.correction, minimum=0.0)
         if self.kind in ("local", "stochastic"):
-            check_count("window", self.window, minimum=1)
+            check_count("window", self.window, minimum=1, maximum=_MOST)
         if self.kind == "moba":
-            check_count("block_size", self.block_size, minimum=1)
-            check_count("top_k", self.top_k, minimum=1)
+            check_count("block_size", self.block_size, minimum=1, maximum=_MOST)
+            check_count("top_k", self.top_k, minimum=1, maximum=_MOST)
         foreign = self._fields_of_other_kinds()
         if foreign:
             raise ValueError(f"{foreign[0]} does not apply to a pattern of kind {self.kind!r}")
@@ -160,6 +162,8 @@ class Pattern:
         """
         from .reference import dense_mask  # the oracle knows the rules; a pattern only describes them
 
+        check_count("n", n, minimum=0)
+        check_count("heads", heads, minimum=1)
         return dense_mask(self, n, layer=layer, step=step, causal=causal, heads=heads)
 
     def __str__(self) -> str:

@@ -18,7 +18,6 @@ Shapes: B' and H' are 1 where all rows or all heads share an order; M query slot
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 
 import torch
 from torch import Tensor
@@ -242,11 +241,12 @@ def _prefix_passes(call: Call, fresh: bool) -> list[Pass]:
     passes = []
     w = call.pattern.window
     assert w is not None
-    for level in count():
-        if level and w << (level - 1) >= call.layout.longest:
-            return passes
+    level = 0
+    while level == 0 or w << (level - 1) < call.layout.longest:
         if level or call.pattern.local_window < w:  # else the local window already holds all of the first level
             passes.append(_level_pass(call, level, fresh))
+        level += 1
+    return passes
 
 
 def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
@@ -298,9 +298,9 @@ def _moba_passes(call: Call) -> list[Pass]:
     first, position = layout.first[:, None], layout.position[:, None]
     own_start, own_slot = layout.of_queries(first + position // size * size), layout.of_queries(layout.packed[:, None])
     order = layout.packed_order[:, None]
-    passes = [_make_pass(layout, order, own_slot, own_start, own_slot + 1, fresh=True)]
-    for block_start in choose_blocks(call).unbind(-1):  # [B, Hq, Nq], -1: fewer blocks than choices
-        passes.append(
-            _make_pass(layout, order, block_start, block_start, block_start + size, chosen=block_start >= 0)
-        )
-    return _drop_empty(passes)
+    own = _make_pass(layout, order, own_slot, own_start, own_slot + 1, fresh=True)
+    past = [
+        _make_pass(layout, order, start, start, start + size, chosen=start >= 0)  # -1: fewer blocks than choices
+        for start in choose_blocks(call).unbind(-1)
+    ]
+    return _drop_empty([own, *past])

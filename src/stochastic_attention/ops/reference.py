@@ -34,10 +34,10 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
 
     # A non-finite key or value poisons the rows that see it, and those alone: 0 * NaN must not leak through products.
     broken_query = ~q.isfinite().all(-1, keepdim=True)
-    broken_key = ~(k.isfinite().all(-1, keepdim=True) & v.isfinite().all(-1, keepdim=True))
-    q, k, v = (x.masked_fill(bad, 0.0) for x, bad in ((q, broken_query), (k, broken_key), (v, broken_key)))
+    broken_key, broken_value = (~x.isfinite().all(-1, keepdim=True) for x in (k, v))
+    q, k, v = (x.masked_fill(bad, 0.0) for x, bad in ((q, broken_query), (k, broken_key), (v, broken_value)))
     allowed, bias = neighbourhood(call, q, k)
-    poisoned = (allowed & (broken_key.mT | broken_query)).any(-1, keepdim=True)
+    poisoned = (allowed & ((broken_key | broken_value).mT | broken_query)).any(-1, keepdim=True)
 
     scores = q @ k.mT * call.scale
     if call.softcap is not None:
@@ -104,6 +104,9 @@ def _sampled(call: Call, mine: Tensor) -> tuple[Tensor, Tensor]:
     sampled = torch.zeros(shape, dtype=torch.bool, device=mine.device)
     for n in ranks_of_query.unique().tolist():
         if n == 0:  # padding
+            continue
+        if n <= w:  # every rank is near every other
+            sampled |= (ranks_of_query == n)[..., :, None]
             continue
         rank = permutation_ranks(n, seed=pattern.seed, step=call.step, layer=call.layer, head=heads, device=mine.device)
         of_query = rank[:, mine.clamp(max=n - 1)].movedim(0, 1)[:, :, 0, :, None]

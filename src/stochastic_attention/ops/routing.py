@@ -6,7 +6,7 @@ written. All arithmetic is int64 holding unsigned 32-bit values, arranged so tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,10 +17,8 @@ _LOW32 = 0xFFFFFFFF
 # Two independent 32-bit states: positions pass through both, so two layers agree only if 64 bits collide.
 _FIRST, _SECOND = 0x9E3779B9, 0x85EBCA77
 
-Word = TypeVar("Word", int, "Tensor")
 
-
-def _mix(x: Word) -> Word:
+def _mix(x: int | Tensor) -> int | Tensor:
     """A bijection of 32-bit words with full avalanche ("lowbias32", C. Wellons, public domain constants)."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _LOW32
@@ -44,12 +42,13 @@ def routing_keys(
     Returns:
         int64, broadcast of `positions` and `head`, values in [0, 2**32).
     """
-    u: Tensor = positions
+    u: int | Tensor = positions
     for state in (_FIRST, _SECOND):
         key: int | Tensor = state
         for word in (seed & _LOW32, seed >> 32, step & _LOW32, step >> 32, layer, head):
             key = _mix(key ^ word)
         u = _mix(u ^ key)
+    assert isinstance(u, torch.Tensor)
     return u
 
 

@@ -100,19 +100,21 @@ def tiles(p: Pass, group: Group) -> Iterator[Tile]:
 
 
 class _Band:
-    """The interval mask of a tile, kept for the next one: most tiles of a pass have the same, counted from their own."""
+    """The interval mask of a tile, kept for the next: counted from its own first key, it is mostly the same."""
 
     def __init__(self) -> None:
-        self._ends: tuple[Tensor, Tensor] | None = None
-        self._mask: Tensor | None = None
+        self._known: tuple[Tensor, Tensor, Tensor] | None = None
 
     def mask(self, start: Tensor, stop: Tensor, keys: int) -> Tensor:
         """Bool [T, keys]: start <= slot < stop."""
-        known = self._ends is not None and self._mask is not None and self._mask.shape == (len(start), keys)
-        if not known or not (torch.equal(self._ends[0], start) and torch.equal(self._ends[1], stop)):
-            slots = torch.arange(keys, dtype=start.dtype, device=start.device)
-            self._ends, self._mask = (start, stop), (slots >= start[:, None]) & (slots < stop[:, None])
-        return self._mask
+        if self._known is not None:
+            known_start, known_stop, mask = self._known
+            if mask.shape[1] == keys and torch.equal(known_start, start) and torch.equal(known_stop, stop):
+                return mask
+        slots = torch.arange(keys, dtype=start.dtype, device=start.device)
+        mask = (slots >= start[:, None]) & (slots < stop[:, None])
+        self._known = start, stop, mask
+        return mask
 
 
 def _cut(start: Tensor, stop: Tensor) -> list[int]:

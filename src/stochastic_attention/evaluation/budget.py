@@ -1,0 +1,121 @@
+"""Budgets: how many keys a query sees, expected in closed form for the fit, measured for the report.
+
+    w_eff     mean |N(i)| over all real queries
+    w_scored  mean |N(i)| over the queries whose logits are scored
+
+Terms are those of `ops.pattern`; a pair of tokens meets through the stochastic rule with the same chance p whatever the
+two are, because ranks are uniform permutations, so E|N(i)| = certain + (i + 1 - certain) * p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..ops.keys_per_query import keys_per_query
+from ..ops.pattern import Pattern
+from .requests import Profile
+
+Match = Literal["w_scored", "w_eff"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Mean keys a query, over all queries and over the scored ones."""
+
+    w_eff: float
+    w_scored: float
+
+
+class Queries:
+    """Every query of a profile laid flat, so that one vector operation gives the budget of a pattern."""
+
+    def __init__(self, profile: Profile) -> None:
+        """Lay out each distinct length once, weighted by how often its queries occur and are scored."""
+        if not profile:
+            raise ValueError("profile must hold at least one request, got none")
+        lengths = sorted({queries for queries, _ in profile})
+        self.lengths = lengths
+        self.longest = lengths[-1]
+        self.position = torch.cat([torch.arange(n) for n in lengths])
+        self.length = torch.cat([torch.full((n,), n) for n in lengths])
+        occurs = {n: torch.zeros(n, dtype=torch.float64) for n in lengths}
+        scored = {n: torch.zeros(n, dtype=torch.float64) for n in lengths}
+        for (n, tail), times in profile.items():
+            occurs[n] += times
+            scored[n][n - tail :] += times
+        self._occurs = torch.cat([occurs[n] for n in lengths])
+        self._scored = torch.cat([scored[n] for n in lengths])
+
+    def budget(self, keys: Tensor) -> Budget:
+        """Means of `keys`, a number for each entry of `position`."""
+        return Budget(
+            w_eff=float(keys.double() @ self._occurs / self._occurs.sum()),
+            w_scored=float(keys.double() @ self._scored / self._scored.sum()),
+        )
+
+    def expected(self, pattern: Pattern) -> Budget:
+        """The budget in expectation over seeds; exact for patterns without chance."""
+        return self.budget(expected_keys(pattern, self.position, self.length))
+
+    def measured(self, pattern: Pattern, layers: int) -> Budget:
+        """The budget of this very pattern and seed, averaged over the model's layers."""
+        if pattern.is_random and pattern.scope == "sequence":
+            return self.budget(torch.cat([_measured_keys(pattern, n, layers) for n in self.lengths]))
+        # Elsewhere N(i) does not depend on the tokens that follow i: the longest document tells of all.
+        longest = _measured_keys(pattern, self.longest, layers)
+        return self.budget(torch.cat([longest[:n] for n in self.lengths]))
+
+
+def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
+    """E|N(i)| of causal queries at `position` of documents of `length` tokens: float64, the shape of `position`."""
+    past = position.double() + 1
+    if pattern.kind == "full":
+        return past
+    if pattern.kind == "moba":
+        before = position // pattern.block_size
+        chosen = before.clamp(max=pattern.top_k - 1) * pattern.block_size
+        return (position % pattern.block_size + 1 + chosen).double()
+    assert pattern.window is not None
+    if pattern.kind == "local":
+        return past.clamp(max=pattern.window + pattern.sinks)
+    # The query itself is always among its keys.
+    certain = past.clamp(max=max(pattern.local_window, 1) + pattern.sinks)
+    return certain + (past - certain) * _chance_to_meet(pattern, position, length)
+
+
+def _chance_to_meet(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
+    """Chance that two given tokens' ranks are near, float64."""
+    w = pattern.window
+    assert w is not None
+    ranks = length
+    if pattern.scope == "prefix":
+        ranks = torch.full_like(position, w)
+        while bool((ranks <= position).any()):
+            ranks = torch.where(ranks <= position, 2 * ranks, ranks)
+    ranks = ranks.double()
+    pairs = (ranks * (ranks - 1)).clamp(min=1)
+    if pattern.shape == "block":
+        blocks, rest = ranks // (2 * w), ranks % (2 * w)
+        near = blocks * 2 * w * (2 * w - 1) + rest * (rest - 1)
+    else:
+        near = 2 * (w - 1) * ranks - w * (w - 1)
+    return torch.where(ranks <= w, 1.0, near / pairs)
+
+
+def _measured_keys(pattern: Pattern, n: int, layers: int) -> Tensor:
+    """Mean |N(i)| over layers and heads, float64 [n]."""
+    drawn = range(layers if pattern.is_random else 1)
+    return torch.stack([keys_per_query(pattern, n, layer=layer).double().mean(0) for layer in drawn]).mean(0)
+
+
+def closest(patterns: Iterable[Pattern], queries: Queries, target: float, match: Match) -> Pattern:
+    """The pattern whose expected budget is nearest to `target`; the earliest wins a tie."""
+    found = min(patterns, key=lambda pattern: abs(getattr(queries.expected(pattern), match) - target), default=None)
+    if found is None:
+        raise ValueError("patterns must hold at least one pattern, got none")
+    return found

@@ -1,0 +1,327 @@
+"""The comparison: every method at every budget on every task, at equal measured budget, resumable cell by cell."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+import torch
+
+from .. import __version__
+from ..models import EMBEDDED, LanguageModel, check_model, load_model
+from ..ops.backends import backend_names
+from ..ops.pattern import Pattern
+from ..ops.validation import check_choice, check_count
+from .budget import Budget, Match, Queries
+from .journal import Journal
+from .methods import METHODS, REFERENCE, check_methods
+from .prefill import attending, prefill_times
+from .requests import Item, Profile, profile
+from .results import CellResult, PrefillResult
+from .scoring import score_requests
+from .tasks import TASKS, TaskOptions, check_tasks
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to compare. Two runs with equal settings give equal figures, times aside.
+
+    Attributes:
+        model: see `load_model`.
+        methods, tasks: names from `METHODS` and `TASKS`; full attention always runs, as the reference.
+        budgets: mean keys a query.
+        limits: items of each task.
+        seeds: how many routing seeds, 0 and up, for methods with chance.
+        match: which measured mean meets the budget.
+        length: tokens of a text window and of the timed prompt.
+        repeats: timed passes of each method; their median is reported.
+    """
+
+    methods: tuple[str, ...]
+    budgets: tuple[int, ...]
+    tasks: tuple[str, ...]
+    limits: tuple[int, ...]
+    model: str = EMBEDDED
+    seeds: int = 3
+    match: Match = "w_scored"
+    length: int = 1024
+    repeats: int = 3
+    text: Path | None = None
+    data: Path | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every setting before any work starts."""
+        for name in ("methods", "budgets", "tasks"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(
+                    f"{name} must be distinct and at least one, got {', '.join(map(str, values)) or 'none'}"
+                )
+        check_methods(self.methods)
+        for budget in self.budgets:
+            check_count("budgets", budget, minimum=1)
+        check_tasks(self.tasks, self.task_options)
+        if len(self.limits) != len(self.tasks):
+            raise ValueError(f"limits must be one a task, {len(self.tasks)}, got {len(self.limits)}")
+        for limit in self.limits:
+            check_count("limit", limit, minimum=1)
+        check_count("seeds", self.seeds, minimum=1)
+        check_count("length", self.length, minimum=8)
+        check_count("repeats", self.repeats, minimum=1)
+        check_choice("match", self.match, get_args(Match))
+        check_choice("dtype", self.dtype, DTYPES)
+        if self.backend is not None:
+            check_choice("backend", self.backend, backend_names())
+        check_device(self.device)
+        check_model(self.model)
+
+    @property
+    def task_options(self) -> TaskOptions:
+        """The settings that tasks read."""
+        return TaskOptions(length=self.length, text=self.text, data=self.data)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the comparison, planned: which pattern is to be scored on which task."""
+
+    task: str
+    method: str
+    budget: int | None
+    seed: int | None
+    pattern: Pattern
+    saturated: bool
+
+    @property
+    def key(self) -> str:
+        """Its name in the journal."""
+        return f"{self.task} {self.method} {self.budget} {self.seed}"
+
+
+class Progress(Protocol):
+    """What the comparison tells of its work; a tqdm bar is one."""
+
+    total: float | None
+
+    def update(self, n: float = 1) -> object:
+        """`n` more units are done."""
+
+    def set_description(self, desc: str) -> object:
+        """Work on `desc` begins."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The finished comparison."""
+
+    config: dict[str, Any]
+    cells: list[CellResult]
+    prefill: list[PrefillResult]
+
+    def plain_results(self) -> dict[str, Any]:
+        """Cells and times as plain data, for a record."""
+        return {"cells": [asdict(cell) for cell in self.cells], "prefill": [asdict(time) for time in self.prefill]}
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError unless torch can put tensors on `device`."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device must be one that torch has here, got {device!r}: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def compare(
+    settings: Settings,
+    output: Path,
+    *,
+    batch_tokens: int = 4096,
+    progress: Callable[[], Progress] | None = None,
+    load: Callable[..., LanguageModel] = load_model,
+) -> Outcome:
+    """Run what `output` does not hold yet, and return all of it.
+
+    Args:
+        settings: what to compare.
+        output: folder of the journal, cells.jsonl.
+        batch_tokens: most tokens of a padded batch. No score depends on it, so a resumed run may change it.
+        progress: makes the progress bar once the work is known.
+        load: reads the model; the seam for models that are already in memory.
+    """
+    check_count("batch_tokens", batch_tokens, minimum=1)
+    language = load(settings.model, device=settings.device, dtype=DTYPES[settings.dtype])
+    items = _items(settings, language)
+    profiles = {task: profile(request for item in items[task] for request in item.requests) for task in items}
+    journal = Journal(output / "cells.jsonl", _config(settings, items))
+    cells = [cell for task in settings.tasks for cell in plan(settings, task, Queries(profiles[task]))]
+    timed = _plan_prefill(settings)
+
+    waiting = [cell for cell in cells if cell.key not in journal.done]
+    bar = progress() if progress is not None else None
+    if bar is not None:
+        bar.total = sum(_tokens(profiles[cell.task]) for cell in waiting if not cell.saturated)
+        if _PREFILL not in journal.done:
+            bar.total += len(_to_time(timed)) * (settings.repeats + 1) * settings.length
+    for cell in waiting:
+        if bar is not None:
+            bar.set_description(f"{cell.task} {cell.method} {cell.budget or ''}")
+        result = _run(cell, items[cell.task], Queries(profiles[cell.task]), language, settings, batch_tokens, bar)
+        journal.add(cell.key, asdict(result))
+    if _PREFILL not in journal.done:
+        if bar is not None:
+            bar.set_description("prefill time")
+        journal.add(_PREFILL, [asdict(result) for result in _time(timed, language, settings, bar)])
+    return Outcome(
+        config=_config(settings, items),
+        cells=[CellResult.from_json(journal.done[cell.key]) for cell in cells],
+        prefill=[PrefillResult(**facts) for facts in journal.done[_PREFILL]],
+    )
+
+
+# All methods are timed in one go, so their times are one piece of the journal.
+_PREFILL = "prefill"
+
+
+def plan(settings: Settings, task: str, queries: Queries) -> list[Cell]:
+    """The cells of one task, full attention first."""
+    whole = Cell(task, REFERENCE, None, None, Pattern.full(), False)
+    cells = [whole]
+    for method, budget, pattern, saturated in _fits(settings, queries):
+        seeds = range(settings.seeds) if METHODS[method].is_random and not saturated else (None,)
+        for seed in seeds:
+            seeded = pattern if seed is None else METHODS[method].seeded(pattern, seed)
+            cells.append(Cell(task, method, budget, seed, seeded, saturated))
+    return cells
+
+
+def _fits(settings: Settings, queries: Queries) -> list[tuple[str, int, Pattern, bool]]:
+    most = getattr(queries.expected(Pattern.full()), settings.match)
+    fits = []
+    for method in settings.methods:
+        for budget in settings.budgets if method != REFERENCE else ():
+            saturated = most <= budget
+            pattern = Pattern.full() if saturated else METHODS[method].fit(queries, budget, settings.match)
+            fits.append((method, budget, pattern, saturated))
+    return fits
+
+
+def _items(settings: Settings, language: LanguageModel) -> dict[str, list[Item]]:
+    items = {
+        task: TASKS[task].items(language.tokenizer, settings.task_options, limit)
+        for task, limit in zip(settings.tasks, settings.limits, strict=True)
+    }
+    longest = max(request.queries for rows in items.values() for item in rows for request in item.requests)
+    if language.longest is not None and max(longest, settings.length) > language.longest:
+        raise ValueError(
+            f"length and the tasks' items must fit the model's {language.longest} positions, "
+            f"got length {settings.length} and items of up to {longest} tokens"
+        )
+    return items
+
+
+def _config(settings: Settings, items: dict[str, list[Item]]) -> dict[str, Any]:
+    """All that the figures depend on. Digests stand for the tokens: other data or another tokenizer shows in them."""
+    facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+    return {
+        **facts,
+        "sources": {task: TASKS[task].source(settings.task_options) for task in items},
+        "digests": {task: hashlib.sha256(repr(rows).encode()).hexdigest()[:16] for task, rows in items.items()},
+        "version": __version__,
+    }
+
+
+def _run(
+    cell: Cell,
+    items: Sequence[Item],
+    queries: Queries,
+    language: LanguageModel,
+    settings: Settings,
+    batch_tokens: int,
+    bar: Progress | None,
+) -> CellResult:
+    budget = queries.measured(cell.pattern, language.layers)
+    if cell.saturated:
+        return _result(cell, budget, {}, 0.0)
+    requests = [request for item in items for request in item.requests]
+    start = time.perf_counter()
+    with attending(language.model, cell.pattern, settings.backend):
+        scores = iter(
+            score_requests(
+                language.model, requests, batch_tokens=batch_tokens, on_batch=None if bar is None else bar.update
+            )
+        )
+    grouped = [[next(scores) for _ in item.requests] for item in items]
+    return _result(cell, budget, TASKS[cell.task].metrics(items, grouped), time.perf_counter() - start)
+
+
+def _result(cell: Cell, budget: Budget, metrics: dict[str, Any], seconds: float) -> CellResult:
+    return CellResult(
+        task=cell.task,
+        method=cell.method,
+        budget=cell.budget,
+        seed=cell.seed,
+        pattern=str(cell.pattern),
+        saturated=cell.saturated,
+        w_eff=budget.w_eff,
+        w_scored=budget.w_scored,
+        metrics=metrics,
+        seconds=seconds,
+    )
+
+
+_Timed = tuple[str, int | None, Pattern, bool]
+
+
+def _plan_prefill(settings: Settings) -> list[_Timed]:
+    """(method, budget, pattern, saturated), full attention first."""
+    return [(REFERENCE, None, Pattern.full(), False), *_fits(settings, _prompt(settings))]
+
+
+def _prompt(settings: Settings) -> Queries:
+    """The timed prompt's queries; all of them count."""
+    return Queries(Profile({(settings.length, settings.length): 1}))
+
+
+def _to_time(timed: Sequence[_Timed]) -> list[Pattern]:
+    return [pattern for _, _, pattern, saturated in timed if not saturated]
+
+
+def _time(
+    timed: Sequence[_Timed], language: LanguageModel, settings: Settings, bar: Progress | None
+) -> list[PrefillResult]:
+    times = iter(
+        prefill_times(
+            language.model,
+            _to_time(timed),
+            length=settings.length,
+            repeats=settings.repeats,
+            backend=settings.backend,
+            on_pass=None if bar is None else lambda: bar.update(settings.length),
+        )
+    )
+    return [
+        PrefillResult(
+            method=method,
+            budget=budget,
+            pattern=str(pattern),
+            saturated=saturated,
+            w_eff=_prompt(settings).measured(pattern, language.layers).w_eff,
+            milliseconds=[] if saturated else next(times),
+        )
+        for method, budget, pattern, saturated in timed
+    ]
+
+
+def _tokens(profile: Profile) -> int:
+    return sum(queries * times for (queries, _), times in profile.items())

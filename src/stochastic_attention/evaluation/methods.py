@@ -1,0 +1,73 @@
+"""The methods of the comparison: each a family of patterns that one integer scale makes wider or narrower.
+
+Adding one is one entry of `METHODS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from ..ops.pattern import Pattern
+from .budget import Match, Queries, closest
+
+REFERENCE = "full"
+# StreamingLLM's number; the paper's own window has none.
+SINKS = 4
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method may run.
+
+    Attributes:
+        candidates: given the longest document's tokens, every pattern to choose among; preferred ones first.
+        is_random: whether the pattern takes a seed, so that runs over seeds differ.
+    """
+
+    candidates: Callable[[int], Iterable[Pattern]]
+    is_random: bool = False
+
+    def fit(self, queries: Queries, budget: float, match: Match) -> Pattern:
+        """The candidate nearest to `budget` on these queries, with seed 0."""
+        return closest(self.candidates(queries.longest), queries, budget, match)
+
+    def seeded(self, pattern: Pattern, seed: int) -> Pattern:
+        """The same pattern under another seed."""
+        return replace(pattern, seed=seed) if self.is_random else pattern
+
+
+def _scales(make: Callable[[int], Pattern]) -> Callable[[int], Iterable[Pattern]]:
+    return lambda longest: (make(scale) for scale in range(1, longest + 1))
+
+
+def _moba_fine(longest: int) -> Iterable[Pattern]:
+    for block_size in sorted(range(12, 21), key=lambda size: abs(size - 16)):
+        for top_k in range(1, longest // block_size + 2):
+            yield Pattern.moba(block_size=block_size, top_k=top_k)
+
+
+def _union(window: int, **options: str) -> Pattern:
+    return Pattern.stochastic(window, local=window, sinks=SINKS, correction=0.5, **options)  # type: ignore[arg-type]
+
+
+METHODS: dict[str, Method] = {
+    "full": Method(lambda _: (Pattern.full(),)),
+    "swa": Method(_scales(lambda w: Pattern.local(w))),
+    "swa+sinks": Method(_scales(lambda w: Pattern.local(w, sinks=SINKS))),
+    "sa": Method(_scales(lambda w: Pattern.stochastic(w)), is_random=True),
+    "sa-block": Method(_scales(lambda w: Pattern.stochastic(w, shape="block")), is_random=True),
+    "sa-prefix": Method(_scales(lambda w: Pattern.stochastic(w, scope="prefix")), is_random=True),
+    "union": Method(_scales(_union), is_random=True),
+    "union-block": Method(_scales(lambda w: _union(w, shape="block")), is_random=True),
+    "union-prefix": Method(_scales(lambda w: _union(w, scope="prefix")), is_random=True),
+    "moba": Method(_moba_fine),
+    "moba-k2": Method(_scales(lambda size: Pattern.moba(block_size=size, top_k=2))),
+}
+
+
+def check_methods(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that is not in `METHODS`."""
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(unknown)}")

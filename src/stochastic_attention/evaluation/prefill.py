@@ -1,0 +1,67 @@
+"""Prefill time: one forward pass over a whole prompt, every pattern in the same run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..ops.pattern import Pattern
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextmanager
+def attending(model: PreTrainedModel, pattern: Pattern, backend: str | None = None) -> Iterator[None]:
+    """Let `model` attend by `pattern` inside the block. Full attention is the untouched model."""
+    if pattern.kind == "full":
+        yield
+        return
+    from ..hf import restore, swap
+
+    swap(model, pattern, backend=backend)
+    try:
+        yield
+    finally:
+        restore(model)
+
+
+@torch.inference_mode()
+def prefill_times(
+    model: PreTrainedModel,
+    patterns: Sequence[Pattern],
+    *,
+    length: int,
+    repeats: int,
+    backend: str | None = None,
+    on_pass: Callable[[], object] | None = None,
+) -> list[list[float]]:
+    """Milliseconds of each pattern's `repeats` passes over one row of `length` tokens.
+
+    The patterns take turns, so that what else the machine does falls on all alike; a first turn of each is not counted.
+    """
+    tokens = (torch.arange(length, device=model.device) % model.config.get_text_config().vocab_size)[None]
+    mask = torch.ones_like(tokens)
+    times: list[list[float]] = [[] for _ in patterns]
+    for turn in range(repeats + 1):
+        for index, pattern in enumerate(patterns):
+            with attending(model, pattern, backend):
+                _synchronize(model.device)
+                start = time.perf_counter()
+                model(input_ids=tokens, attention_mask=mask, use_cache=False, logits_to_keep=1)
+                _synchronize(model.device)
+                elapsed = time.perf_counter() - start
+            if turn:
+                times[index].append(1e3 * elapsed)
+            if on_pass is not None:
+                on_pass()
+    return times
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

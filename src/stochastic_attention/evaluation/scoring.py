@@ -1,0 +1,84 @@
+"""Log probabilities of requests under a model, batched so that no score moves with the batch size or the order.
+
+Rows are right-padded and always come with their attention mask, so positions are the plain 0, 1, 2, ... and no token
+sees padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .requests import Request, Score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def batches(requests: Sequence[Request], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices of requests that run together: longest first, as many as fit in `batch_tokens` when padded, one at least.
+
+    The longest come first so that a batch too large for memory fails at once.
+    """
+    order = sorted(range(len(requests)), key=lambda index: -requests[index].queries)
+    while order:
+        rows = max(1, batch_tokens // requests[order[0]].queries)
+        yield order[:rows]
+        order = order[rows:]
+
+
+@torch.inference_mode()
+def score_requests(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    *,
+    batch_tokens: int = 4096,
+    on_batch: Callable[[int], object] | None = None,
+) -> list[Score]:
+    """The score of each request, in the order given.
+
+    Args:
+        model: a Hugging Face causal language model in evaluation mode.
+        requests: what to score.
+        batch_tokens: most tokens of a padded batch; a longer request runs alone.
+        on_batch: called after each batch with the number of real tokens in it.
+    """
+    scores: dict[int, Score] = {}
+    for indices in batches(requests, batch_tokens):
+        rows = [requests[index] for index in indices]
+        kept = _scored_logits(model, rows)
+        for index, request, logits in zip(indices, rows, kept, strict=True):
+            scores[index] = _score(logits, request)
+        if on_batch is not None:
+            on_batch(sum(request.queries for request in rows))
+    return [scores[index] for index in range(len(requests))]
+
+
+def _scored_logits(model: PreTrainedModel, rows: Sequence[Request]) -> list[Tensor]:
+    """Each row's logits of its scored queries, [scored, vocabulary]. The head runs on columns that some row scores."""
+    longest = max(request.queries for request in rows)
+    first = min(request.queries - request.scored for request in rows)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, request in enumerate(rows):
+        tokens[row, : request.queries] = torch.tensor(request.tokens[:-1])
+        mask[row, : request.queries] = 1
+    logits = model(
+        input_ids=tokens.to(model.device),
+        attention_mask=mask.to(model.device),
+        use_cache=False,
+        logits_to_keep=longest - first,
+    ).logits
+    ends = [request.queries - first for request in rows]
+    return [logits[row, end - request.scored : end] for row, (end, request) in enumerate(zip(ends, rows, strict=True))]
+
+
+def _score(logits: Tensor, request: Request) -> Score:
+    logits = logits.float()
+    targets = torch.tensor(request.tokens[-request.scored :], device=logits.device)
+    chosen = logits.gather(-1, targets[:, None])[:, 0]
+    loglikelihood = (chosen - logits.logsumexp(-1)).double().sum()
+    return Score(float(loglikelihood), bool((logits.argmax(-1) == targets).all()))

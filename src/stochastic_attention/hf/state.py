@@ -1,0 +1,95 @@
+"""What a swapped model carries, and where: one record on the base model, one on each attention module.
+
+The records are plain attributes of the modules, so a deep copy of a swapped model is a swapped model of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from ..ops.pattern import Pattern
+
+# Family (`config.model_type`) -> the class of its attention modules. Supporting one more starts here.
+FAMILIES = {
+    "llama": "LlamaAttention",
+    "qwen2": "Qwen2Attention",
+    "qwen3": "Qwen3Attention",
+}
+
+_ATTRIBUTE = "_stochastic_attention"
+
+
+@dataclass
+class LayerState:
+    """One attention layer of a swapped model. `pattern` None: the layer runs `native`, the function it had before."""
+
+    native: Callable[..., tuple[Tensor, Tensor | None]]
+    pattern: Pattern | None = None
+    backend: str | None = None
+    calls: int = 0
+
+
+@dataclass
+class ModelState:
+    """A swapped model.
+
+    Attributes:
+        native: name of the attention implementation it had.
+        current: name of the one it has.
+        step: feeds the routing keys of every swapped layer.
+        hook: passes the step to each call of the base model.
+    """
+
+    native: str
+    current: str
+    step: int | Tensor
+    hook: RemovableHandle
+
+
+def model_state(model: PreTrainedModel) -> ModelState | None:
+    """The record of a swapped model, None where the model is not swapped."""
+    return getattr(getattr(model, "base_model", model), _ATTRIBUTE, None)
+
+
+def layer_state(module: nn.Module) -> LayerState | None:
+    """The record of an attention module of a swapped model, None elsewhere."""
+    return getattr(module, _ATTRIBUTE, None)
+
+
+def attach(module: nn.Module, state: LayerState | ModelState) -> None:
+    """Put a record on a module."""
+    setattr(module, _ATTRIBUTE, state)
+
+
+def detach(module: nn.Module) -> None:
+    """Take the record off a module."""
+    delattr(module, _ATTRIBUTE)
+
+
+def family_class(module: nn.Module, family: str) -> type | None:
+    """The family's attention class among the bases of `module` (wrappers subclass it), None for other modules."""
+    return next((c for c in type(module).__mro__ if c.__name__ == FAMILIES[family]), None)
+
+
+def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The attention modules by name, in order of layer; ValueError unless `model` is of a supported family."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"model must be a transformers PreTrainedModel, got {type(model).__name__}")
+    family = model.config.model_type
+    if family not in FAMILIES:
+        raise ValueError(f"model must be of a supported family ({', '.join(FAMILIES)}), got {family!r}")
+    modules: dict[str, nn.Module] = {
+        name: module for name, module in model.named_modules() if family_class(module, family) is not None
+    }
+    found = [module.layer_idx for module in modules.values()]
+    if found != list(range(model.config.num_hidden_layers)):
+        raise ValueError(
+            f"model must have one {FAMILIES[family]} for each of its {model.config.num_hidden_layers} layers, found "
+            f"layers {found}"
+        )
+    return modules

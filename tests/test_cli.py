@@ -1,0 +1,93 @@
+import pytest
+
+from stochastic_attention import cli, commands
+from stochastic_attention.commands import compare
+
+COMPARE_OPTIONS = {
+    "--model": "smollm2-135m-instruct",
+    "--methods": "full,swa,swa+sinks,sa,sa-prefix,union,moba",
+    "--budgets": "64,128",
+    "--tasks": "recall,perplexity,hellaswag",
+    "--limit": "20",
+    "--seeds": 3,
+    "--match": "w_scored",
+    "--length": 1024,
+    "--text": None,
+    "--data": None,
+    "--output": "results/compare",
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--backend": None,
+    "--batch-tokens": 4096,
+    "--repeats": 3,
+}
+
+
+def test_the_options_of_compare_are_these():
+    args = vars(cli.build_parser().parse_args(["compare"]))
+    assert args.pop("command") == "compare"
+    shown = {f"--{name.replace('_', '-')}": str(value) if name == "output" else value for name, value in args.items()}
+    assert shown == COMPARE_OPTIONS
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"sattn {command}" in capsys.readouterr().out
+
+
+def test_bad_input_is_one_line_and_exit_code_2(capsys):
+    assert cli.main(["compare", "--methods", "nonsense"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sattn compare: methods must be among")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("module", "extra"), [("datasets", "evaluation"), ("transformers", "hf")])
+def test_a_missing_extra_is_one_sentence_that_says_how_to_get_it(monkeypatch, capsys, module, extra):
+    def run(_):
+        raise ModuleNotFoundError(f"No module named '{module}'", name=f"{module}.sub")
+
+    monkeypatch.setattr(compare, "run", run)
+    assert cli.main(["compare"]) == 2
+    error = capsys.readouterr().err
+    assert f'pip install "stochastic-attention[{extra}]"' in error
+    assert error.count("\n") == 1
+
+
+def test_another_missing_module_is_not_explained_away(monkeypatch):
+    def run(_):
+        raise ModuleNotFoundError("No module named 'ours'", name="ours")
+
+    monkeypatch.setattr(compare, "run", run)
+    with pytest.raises(ModuleNotFoundError, match="ours"):
+        cli.main(["compare"])
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [("5", (5, 5)), ("a=3,b=4", (3, 4)), ("5,b=7", (5, 7)), ("b=7, 5", (5, 7))],
+)
+def test_limits_are_for_all_tasks_or_one(text, limits):
+    assert compare.split_limits(text, ("a", "b")) == limits
+
+
+@pytest.mark.parametrize("text", ["", "x", "a=3", "5,c=2", "-1", "a=,5"])
+def test_limits_that_do_not_fit_the_tasks_are_refused(text):
+    with pytest.raises(ValueError, match="limit must"):
+        compare.split_limits(text, ("a", "b"))
+
+
+def test_budgets_are_integers():
+    with pytest.raises(ValueError, match="budgets must be integers separated by commas, got '64,x'"):
+        compare.split_numbers("budgets", "64,x")
+
+
+def test_what_is_only_needed_at_the_end_is_missed_at_the_start(monkeypatch):
+    monkeypatch.setattr(commands, "find_spec", lambda name: None if name == "matplotlib" else name)
+    commands.require("tqdm")
+    with pytest.raises(ModuleNotFoundError) as missing:
+        commands.require("tqdm", "matplotlib")
+    assert missing.value.name == "matplotlib"
