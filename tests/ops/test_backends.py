@@ -48,7 +48,7 @@ class TestAgainstTheOracle:
             assert_like_the_oracle(fast_backend, *inputs, pattern=pattern, layer=1, step=3)
 
     @pytest.mark.parametrize(
-        "pattern", [Pattern.full(), MOBA, Pattern.local(10, sinks=1), *stochastic_patterns(10)], ids=str
+        "pattern", [Pattern.full(), Pattern.moba(100, 2), Pattern.local(10, sinks=1), *stochastic_patterns(10)], ids=str
     )
     def test_a_length_of_many_tiles(self, fast_backend, pattern):
         assert_like_the_oracle(fast_backend, *tensors(600, batch=1, heads=(2, 1), dims=(4, 4)), pattern=pattern)

@@ -50,7 +50,7 @@ def test_position_ids_that_restart(ids, expected):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: documents_from_mask(torch.ones(4)), r"attention_mask must have shape \[B, N\], got \[4\]"),
+        (lambda: documents_from_mask(torch.ones(4)), r"attention_mask.*\[B, N\], got \[4\]"),
         (lambda: documents_from_mask(torch.ones(1, 1, 4, 4)), r"attention_mask.*got \[1, 1, 4, 4\]"),
         (lambda: documents_from_mask(torch.tensor([[0.0, -1e9]])), r"attention_mask must be bool or hold 0 and 1"),
         (lambda: documents_from_mask([[1, 1]]), r"attention_mask.*list"),
@@ -58,7 +58,7 @@ def test_position_ids_that_restart(ids, expected):
         (lambda: documents_from_cu_seqlens(torch.tensor([1, 4]), 4), r"cu_seqlens.*got \[1, 4\]"),
         (lambda: documents_from_cu_seqlens(torch.tensor([0, 3, 2, 4]), 4), r"cu_seqlens.*got \[0, 3, 2, 4\]"),
         (lambda: documents_from_cu_seqlens(torch.tensor([[0, 4]]), 4), r"cu_seqlens.*\[1, 2\]"),
-        (lambda: documents_from_cu_seqlens(torch.tensor([], dtype=torch.int64), 0), r"cu_seqlens.*\[0\]"),
+        (lambda: documents_from_cu_seqlens(torch.tensor([], dtype=torch.int64), 0), r"cu_seqlens.*got \[\]"),
         (lambda: documents_from_cu_seqlens(torch.tensor([0.0, 4.0]), 4), r"cu_seqlens.*float32"),
         (lambda: documents_from_cu_seqlens([0, 4], 4), r"cu_seqlens.*list"),
         (lambda: documents_from_cu_seqlens(torch.tensor([0, 4]), 4.0), r"total.*4\.0"),

@@ -59,6 +59,8 @@ class TestTheSameBitsEverywhere:
         together = permutation_ranks(50, seed=5, layer=2, head=heads)
         assert together.tolist() == [list(brute.ranks(50, seed=5, layer=2, head=h)) for h in range(3)]
 
+    # Loading the compiler warns of PyTorch's own deprecations.
+    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
     @pytest.mark.parametrize("compiler", ["eager", "inductor"])
     def test_compiled_code(self, compiler):
         compiled = torch.compile(permutation_ranks_of_step, backend=compiler, fullgraph=True)
@@ -233,12 +235,12 @@ class TestTheOpDrawsNothingElse:
     # Tracing reads .grad of intermediate tensors, and PyTorch warns of that.
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
     @pytest.mark.parametrize("scope", ["sequence", "prefix"])
-    def test_a_compiled_caller_gets_a_new_draw_every_step(self, backend, scope):
+    def test_a_compiled_caller_gets_a_new_draw_every_step(self, fast_backend, scope):
         torch._dynamo.reset()
         q, k, v = tensors(33, grad=True)
 
         def model(q, step):
-            return attention(q * 2, k, v, Pattern.stochastic(4, scope=scope), step=step, backend=backend) + 1
+            return attention(q * 2, k, v, Pattern.stochastic(4, scope=scope), step=step, backend=fast_backend) + 1
 
         compiled = torch.compile(model, backend="aot_eager")
         outs = []
@@ -252,14 +254,14 @@ class TestTheOpDrawsNothingElse:
         assert not torch.allclose(outs[0], outs[1])
         assert not torch.allclose(outs[1], outs[2])
 
-    def test_compiled_with_shared_buffers(self, backend):
+    def test_compiled_with_shared_buffers(self, fast_backend):
         torch._dynamo.reset()
         x = torch.randn(1, 2, 33, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
         def model(x):
             q, k, v = x.chunk(3, dim=-1)
-            return attention(q, k, v, Pattern.stochastic(4), backend=backend) + attention(
-                q, q, q, Pattern.local(4), backend=backend
+            return attention(q, k, v, Pattern.stochastic(4), backend=fast_backend) + attention(
+                q, q, q, Pattern.local(4), backend=fast_backend
             )
 
         torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x), rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ from .cases import tensors
 
 MOBA, SEQUENCE, PREFIX = Pattern.moba(4, 2), Pattern.stochastic(4), Pattern.stochastic(4, scope="prefix")
 
-NOT_COUNTS = [-1, -8, 0, 2.5, True, None, "4", float("nan")]
+NOT_COUNTS = [2**70, -1, -8, 0, 2.5, True, None, "4", float("nan")]
 
 
 def refuses(argument: str, came: object, make) -> None:
@@ -51,6 +51,7 @@ def test_counts(argument, make, value):
         ({"correction": float("nan")}, "correction", "nan"),
         ({"correction": float("inf")}, "correction", "inf"),
         ({"correction": True}, "correction", True),
+        ({"local": 2**40}, "local", 2**40),
         ({"scope": "document"}, "scope", "'document'"),
         ({"shape": "ring"}, "shape", "'ring'"),
         ({"shape": None}, "shape", None),
@@ -194,11 +195,11 @@ def test_a_mask_that_depends_on_the_content_is_refused():
 @pytest.mark.parametrize(
     "pattern",
     [
-        Pattern.local(2**40),
-        Pattern.stochastic(2**40),
-        Pattern.stochastic(2**40, scope="prefix"),
-        Pattern.local(2, sinks=2**40),
-        Pattern.moba(2**40, 2),
+        Pattern.local(2**31 - 1),
+        Pattern.stochastic(2**31 - 1),
+        Pattern.stochastic(2**31 - 1, scope="prefix"),
+        Pattern.local(2, sinks=2**31 - 1),
+        Pattern.moba(2**31 - 1, 2),
     ],
     ids=str,
 )
