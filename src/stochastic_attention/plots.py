@@ -3,58 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .evaluation.results import CellResult
+
+@dataclass(frozen=True)
+class Point:
+    """A measurement at `x`, with the half length of its error bar."""
+
+    x: float
+    y: float
+    error: float
 
 
-def plot_comparison(cells: Sequence[CellResult], path: Path) -> None:
-    """Quality against measured w_scored, a panel a task, a line a method; full attention dashed. Writes a PNG."""
+@dataclass(frozen=True)
+class Curve:
+    """Points of one method. `colour` is a place in the colour cycle, so that a method keeps its own in every figure."""
+
+    label: str
+    colour: int
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one pair of axes, and a level to hold them against."""
+
+    title: str
+    y_label: str
+    y_is_log: bool
+    reference: float
+    reference_label: str
+    curves: Sequence[Curve]
+
+
+def plot_panels(panels: Sequence[Panel], x_label: str, path: Path) -> None:
+    """Draw panels side by side under one legend, x on a log scale. Writes a PNG."""
     from matplotlib.figure import Figure
 
-    tasks = list(dict.fromkeys(cell.task for cell in cells))
-    figure = Figure(figsize=(4.6 * len(tasks), 4.2), layout="constrained")
-    panels = figure.subplots(1, len(tasks), squeeze=False)[0]
-    for task, axes in zip(tasks, panels, strict=True):
-        _draw_task(axes, task, [cell for cell in cells if cell.task == task])
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8))
+    figure = Figure(figsize=(4.6 * len(panels), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for panel, axis in zip(panels, axes, strict=True):
+        _draw(axis, panel)
+        axis.set_xlabel(x_label)
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8))
     figure.savefig(path, dpi=150)
 
 
-def _draw_task(axes: Axes, task: str, cells: Sequence[CellResult]) -> None:
-    from .evaluation.methods import METHODS, REFERENCE
-    from .evaluation.results import summarise
-    from .evaluation.tasks import TASKS
-
-    metric = TASKS[task].headline
-    for index, method in enumerate(METHODS):
-        mine = [cell for cell in cells if cell.method == method]
-        budgets = list(dict.fromkeys(cell.budget for cell in mine))
-        points = [summarise([cell for cell in mine if cell.budget == budget], metric) for budget in budgets]
-        points = sorted((point for point in points if point.value is not None), key=lambda point: point.w_scored)
-        # A colour goes with a method, whichever methods this comparison has.
-        colour = "black" if method == REFERENCE else f"C{index - 1}"
-        if method == REFERENCE and points:
-            axes.axhline(points[0].value or 0.0, color=colour, linestyle="--", label=method)
-        elif mine:
-            axes.errorbar(
-                [point.w_scored for point in points],
-                [point.value for point in points],  # type: ignore[arg-type]
-                yerr=[point.spread or 0.0 for point in points],
-                color=colour,
-                marker="o",
-                capsize=3,
-                label=method,
-            )
+def _draw(axes: Axes, panel: Panel) -> None:
+    axes.axhline(panel.reference, color="black", linestyle="--", label=panel.reference_label)
+    for curve in panel.curves:
+        axes.errorbar(
+            [point.x for point in curve.points],
+            [point.y for point in curve.points],
+            yerr=[point.error for point in curve.points],
+            color=f"C{curve.colour}",
+            marker="o",
+            capsize=3,
+            label=curve.label,
+        )
     axes.set_xscale("log", base=2)
-    if not TASKS[task].higher_is_better:
+    places = [point.x for curve in panel.curves for point in curve.points]
+    if places:  # a lone budget would else be blown up to the full width
+        axes.set_xlim(min(places) / 1.5, max(places) * 1.5)
+    if panel.y_is_log:
         axes.set_yscale("log")
-    axes.set_title(task)
-    axes.set_xlabel("keys a scored query (measured)")
-    axes.set_ylabel(metric)
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.y_label)
     axes.grid(alpha=0.3)

@@ -4,7 +4,7 @@ import torch
 from stochastic_attention.evaluation.requests import Request, profile
 from stochastic_attention.evaluation.scoring import batches, score_requests
 
-LENGTHS = [(9, 3), (33, 1), (20, 19), (9, 8), (58, 20), (2, 1)]
+LENGTHS = [(49, 3), (53, 1), (50, 19), (45, 8), (58, 20), (2, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,12 @@ def test_the_model_sees_a_mask_that_is_zero_at_padding(model, requests):
         score_requests(model, requests, batch_tokens=10_000)
     finally:
         handle.remove()
-    (tokens, mask), *others = seen
-    assert not others
-    assert sorted(mask.sum(-1).tolist()) == sorted(request.queries for request in requests)
-    assert (mask[:, :1] == 1).all()
-    assert (mask[:, 1:] <= mask[:, :-1]).all()
-    assert (tokens[mask == 0] == 0).all()
+    assert [len(tokens) for tokens, _ in seen] == [5, 1]
+    lengths = [length for _, mask in seen for length in mask.sum(-1).tolist()]
+    assert sorted(lengths) == sorted(request.queries for request in requests)
+    for tokens, mask in seen:
+        assert (mask[:, 1:] <= mask[:, :-1]).all()
+        assert (tokens[mask == 0] == 0).all()
 
 
 @pytest.mark.parametrize("limit", [1, 40, 64, 1000])
@@ -69,7 +69,9 @@ def test_batches_hold_every_request_once_within_the_limit(requests, limit):
     groups = list(batches(requests, limit))
     assert sorted(index for group in groups for index in group) == list(range(len(requests)))
     for group in groups:
-        assert len(group) == 1 or len(group) * max(requests[index].queries for index in group) <= limit
+        queries = [requests[index].queries for index in group]
+        assert len(group) == 1 or len(group) * max(queries) <= limit
+        assert min(queries) >= 0.75 * max(queries)
 
 
 def test_progress_counts_each_real_token_once(model, requests):
@@ -80,7 +82,7 @@ def test_progress_counts_each_real_token_once(model, requests):
 
 
 def test_profile_counts_queries_and_scored_queries(requests):
-    assert profile([*requests, requests[0]])[(8, 3)] == 2
+    assert profile([*requests, requests[0]])[(48, 3)] == 2
 
 
 @pytest.mark.parametrize("scored", [0, 3, 4])

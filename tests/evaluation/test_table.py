@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 
+from stochastic_attention.evaluation.curves import panels
 from stochastic_attention.evaluation.results import CellResult, PrefillResult, summarise
 from stochastic_attention.evaluation.table import render
-from stochastic_attention.plots import plot_comparison
+from stochastic_attention.plots import plot_panels
 from stochastic_attention.records import Estimate
 
 
@@ -65,7 +66,7 @@ def test_the_fitted_mean_stands_first():
 
 def test_notes_tell_items_and_their_standard_error():
     text = render(CELLS, PREFILL, match="w_scored", length=1024)
-    assert "recall: 8 items, standard error over items 0.5 with full attention." in text
+    assert "recall: perplexity of 8 items, standard error over them 0.5 (full attention)." in text
 
 
 def test_spread_needs_two_seeds():
@@ -77,6 +78,16 @@ def test_cells_survive_json():
     assert CellResult.from_json(dataclasses.asdict(CELLS[2])) == CELLS[2]
 
 
+def test_curves_hold_each_method_against_full_attention():
+    (panel,) = panels(CELLS)
+    assert (panel.title, panel.reference, panel.y_is_log) == ("recall", 1.25, True)
+    swa, sa = panel.curves
+    assert [(point.x, point.y, point.error) for point in swa.points] == [(70.0, 28.0, 0.0)]
+    assert [(point.x, point.y) for point in sa.points] == [(64.0, 42.0)]
+    assert sa.points[0].error == pytest.approx(8**0.5)
+    assert swa.colour != sa.colour
+
+
 def test_the_plot_is_a_png(tmp_path):
-    plot_comparison(CELLS, tmp_path / "plot.png")
+    plot_panels(panels([*CELLS, cell("moba", 1024, saturated=True)]), "keys", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

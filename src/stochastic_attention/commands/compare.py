@@ -43,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from ..evaluation.compare import Settings, compare
+    from ..evaluation.curves import X_LABEL, panels
     from ..evaluation.table import render
-    from ..plots import plot_comparison
+    from ..plots import plot_panels
     from ..records import Environment, Record, write_text
 
     tasks = split_list(args.tasks)
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     )
     record.save(args.output / "record.json")
     write_text(args.output / "table.md", table)
-    plot_comparison(outcome.cells, args.output / "plot.png")
+    plot_panels(panels(outcome.cells), X_LABEL, args.output / "plot.png")
     print(table, end="")
     print(f"\nWritten: {args.output}/record.json, table.md, plot.png")
     return 0

@@ -72,8 +72,8 @@ def _notes(cells: Sequence[CellResult], tasks: Sequence[str], match: Match, leng
     for task in tasks:
         full = next(cell for cell in cells if cell.task == task and cell.method == REFERENCE)
         estimate = full.metrics[TASKS[task].headline]
-        error = "unknown from one item" if estimate.stderr is None else f"{estimate.stderr:.3g}"
-        notes.append(f"{task}: {estimate.n} items, standard error over items {error} with full attention.")
+        error = "" if estimate.stderr is None else f", standard error over them {estimate.stderr:.3g} (full attention)"
+        notes.append(f"{task}: {TASKS[task].headline} of {estimate.n} item{'s' if estimate.n > 1 else ''}{error}.")
     notes += [
         "w_eff: measured mean keys a query; w_scored: the same over the scored queries. "
         f"Each method is set so that {match} meets the budget; * marks a miss of more than {TOLERANCE:.0%}.",

@@ -94,9 +94,10 @@ class _Blocked(torch.autograd.Function):
         d_out: Tensor | None,
         d_lse: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        if d_out is None and d_lse is None:
+        given = d_lse if d_out is None else d_out
+        if given is None:
             return (None,) * 6
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+        with torch.autocast(given.device.type, enabled=False):
             return (*_backward(ctx, d_out, d_lse), None, None, None)
 
 
