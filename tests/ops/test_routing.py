@@ -61,7 +61,7 @@ class TestTheSameBitsEverywhere:
 
     # Loading the compiler warns of PyTorch's own deprecations.
     @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-    @pytest.mark.parametrize("compiler", ["eager", "inductor"])
+    @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
     def test_compiled_code(self, compiler):
         compiled = torch.compile(permutation_ranks_of_step, backend=compiler, fullgraph=True)
         for step in (0, 1, 2**40 + 3):
