@@ -1,0 +1,95 @@
+"""Inputs that the op's tests share, and the one way to compare two runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stochastic_attention import Pattern
+
+FULL = Pattern.full()
+MOBA = Pattern.moba(block_size=4, top_k=3)
+
+
+def union(window: int, **options) -> Pattern:
+    """One softmax over the stochastic keys, a local window and two sinks, with the correction."""
+    return Pattern.stochastic(window, local=3, sinks=2, correction=0.5, **options)
+
+
+def stochastic_patterns(window: int) -> list[Pattern]:
+    """Both scopes and both shapes, alone and in a union, shared and per head."""
+    return [
+        make(window, scope=scope, shape=shape, seed=7, per_head=per_head)
+        for make, per_head in ((Pattern.stochastic, False), (union, True))
+        for scope in ("sequence", "prefix")
+        for shape in ("sliding", "block")
+    ]
+
+
+def all_patterns(window: int) -> list[Pattern]:
+    """Every kind of pattern, at one window."""
+    return [FULL, Pattern.local(window), Pattern.local(window, sinks=2), MOBA, *stochastic_patterns(window)]
+
+
+def is_causal_only(pattern: Pattern) -> bool:
+    """Whether causal=False is refused."""
+    return pattern.kind == "moba" or (pattern.kind == "stochastic" and pattern.scope == "prefix")
+
+
+# How the tokens of two rows are laid out, given their number.
+LAYOUTS: dict[str, Callable[[int], Tensor | None]] = {
+    "single": lambda _n: None,
+    "left-padded": lambda n: torch.stack([torch.arange(n) >= n // 3, torch.arange(n) >= n - 1]).long() - 1,
+    "right-padded": lambda n: torch.stack([torch.arange(n) < n - n // 4, torch.arange(n) < 1]).long() - 1,
+    "packed": lambda n: torch.stack([torch.arange(n) * 2 // n, (torch.arange(n) >= n - 1).long()]),
+    "packed-and-padded": lambda n: torch.stack([torch.arange(n) * 4 // n - 1, 1 - torch.arange(n) * 3 // n]),
+    "interleaved": lambda n: torch.stack([torch.arange(n) % 3 - 1, torch.arange(n) % 2 * 5]),
+    "all-padding": lambda n: torch.stack([torch.full((n,), -1), torch.zeros(n, dtype=torch.int64)]),
+}
+
+
+def tensors(
+    n: int,
+    *,
+    batch: int = 2,
+    heads: tuple[int, int] = (4, 2),
+    queries: int | None = None,
+    dims: tuple[int, int] = (8, 8),
+    dtype: torch.dtype = torch.float64,
+    grad: bool = False,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normal q [B, Hq, Nq, D], k [B, Hkv, N, D], v [B, Hkv, N, Dv]; heads = (Hq, Hkv), dims = (D, Dv)."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = (
+        (batch, heads[0], n if queries is None else queries, dims[0]),
+        (batch, heads[1], n, dims[0]),
+        (batch, heads[1], n, dims[1]),
+    )
+    q, k, v = (torch.randn(s, generator=draw, dtype=torch.float64).to(dtype).requires_grad_(grad) for s in shapes)
+    return q, k, v
+
+
+def outcome(run: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor, **options) -> dict[str, Tensor]:
+    """out, lse and the gradient of every input under fixed random cotangents of both, by name.
+
+    `run` takes q, k, v and then `sink_logits` (where a fourth input is given) and the options.
+    """
+    names = ("dq", "dk", "dv", "d_sink_logits")[: len(inputs)]
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    sinks = {"sink_logits": leaves[3]} if len(leaves) > 3 else {}
+    out, lse = run(*leaves[:3], **sinks, **options)
+    draw = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x.dtype) for x in (out, lse)]
+    gradients = torch.autograd.grad((out, lse), leaves, cotangents)
+    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], *, tolerance: float = 1e-10) -> None:
+    """Equal to within `tolerance` of each tensor's size; what is infinite must be so in both, and nothing is NaN."""
+    assert got.keys() == want.keys()
+    for name, expected in want.items():
+        close = {"rtol": tolerance, "atol": tolerance, "equal_nan": False}
+        torch.testing.assert_close(got[name], expected, **close, msg=lambda m, name=name: f"{name}: {m}")
