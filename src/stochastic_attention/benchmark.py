@@ -83,7 +83,7 @@ def check_against_oracle(names: Iterable[str], like: Workload, backend: str | No
         found = []
         for choice in (backend, "reference"):
             out = attention(q, k, v, pattern, backend=choice)
-            found.append([out, *torch.autograd.grad(out, (q, k, v), cotangent)])
+            found.append([out.detach(), *torch.autograd.grad(out, (q, k, v), cotangent)])
         for what, ours, oracles in zip(("out", "dq", "dk", "dv"), *found, strict=True):
             error = float((ours - oracles).abs().max() / oracles.abs().max())
             if not error <= tolerance:

@@ -73,9 +73,9 @@ def tensors(
 
 
 def outcome(run: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor, **options) -> dict[str, Tensor]:
-    """out, lse and the gradient of every input under fixed random cotangents of both, by name.
+    """out, lse and the gradients of every input, by name: through out alone and through both, for which backends differ.
 
-    `run` takes q, k, v and then `sink_logits` (where a fourth input is given) and the options.
+    Cotangents are fixed normal values. `run` takes q, k, v and then `sink_logits` (where a fourth input is given) and the options.
     """
     names = ("dq", "dk", "dv", "d_sink_logits")[: len(inputs)]
     leaves = [x.detach().requires_grad_() for x in inputs]
@@ -83,8 +83,11 @@ def outcome(run: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor, **option
     out, lse = run(*leaves[:3], **sinks, **options)
     draw = torch.Generator().manual_seed(1)
     cotangents = [torch.randn(x.shape, generator=draw, dtype=torch.float64).to(x.dtype) for x in (out, lse)]
-    gradients = torch.autograd.grad((out, lse), leaves, cotangents)
-    return {"out": out.detach(), "lse": lse.detach(), **dict(zip(names, gradients, strict=True))}
+    of_out = torch.autograd.grad(out, leaves, cotangents[0], retain_graph=True)
+    of_both = torch.autograd.grad((out, lse), leaves, cotangents)
+    gradients = {f"{name} of out": x for name, x in zip(names, of_out, strict=True)}
+    gradients |= dict(zip(names, of_both, strict=True))
+    return {"out": out.detach(), "lse": lse.detach(), **gradients}
 
 
 def assert_same(got: dict[str, Tensor], want: dict[str, Tensor], *, tolerance: float = 1e-10) -> None:

@@ -154,6 +154,17 @@ class TestGradients:
 
         assert torch.autograd.gradcheck(finite, inputs, fast_mode=True)
 
+    @pytest.mark.parametrize("heads", [(8, 2), (6, 3), (8, 1)], ids=lambda h: f"{h[0]}-on-{h[1]}")
+    @pytest.mark.parametrize("n", [1, 2, 7, 37, 127, 128, 129, 600])
+    def test_out_at_lengths_that_fill_no_tile(self, fast_backend, n, heads):
+        """Two packed documents in one row, padding on both sides in the other."""
+        inputs = tensors(n, heads=heads, dims=(2, 3), grad=True)
+        token = torch.arange(n)
+        documents = torch.stack([token * 3 // (2 * n), torch.where((token < n // 5) | (token > n - n // 7), -1, 0)])
+        for pattern in (Pattern.stochastic(10), union(10, scope="prefix", shape="block")):
+            call = partial(attention, pattern=pattern, documents=documents, backend=fast_backend)
+            assert torch.autograd.gradcheck(call, inputs, fast_mode=True)
+
     @pytest.mark.parametrize("pattern", [Pattern.local(4), MOBA, Pattern.stochastic(4)], ids=str)
     def test_both_ways_or_chosen(self, backend, pattern):
         inputs = tensors(9, batch=1, heads=(2, 1), dims=(2, 2), grad=True)
@@ -423,7 +434,7 @@ class TestSinks:
         q, k, v = tensors(33)
         none = torch.full((4,), -math.inf, dtype=torch.float64)
         without, absent = run(backend, q, k, v, pattern=union(4)), run(backend, q, k, v, none, pattern=union(4))
-        assert not absent.pop("d_sink_logits").any()
+        assert not any(absent.pop(name).any() for name in ("d_sink_logits", "d_sink_logits of out"))
         assert_same(absent, without, tolerance=1e-12)
 
     def test_sinks_in_half_precision(self, backend):

@@ -12,6 +12,7 @@ from .plan import Pass
 
 _QUERIES = 128  # a tile's queries: enough for the matrix units, few enough that a window's halo stays small
 _QUERIES_OF_ONE_HEAD = 256  # where every head has its own order, a tile is one head's and must be worth its overhead
+_QUERIES_OF_A_BLOCK = 256  # where long runs of queries share their keys, there is no halo
 _QUERIES_OF_FEW_KEYS = 2048  # where a tile meets a handful of keys (sinks), overhead rules
 _FEW_KEYS = 32
 
@@ -88,33 +89,38 @@ def tiles(p: Pass, group: Group) -> Iterator[Tile]:
         .tolist()
         for x, how in ((group.start, "amin"), (group.start, "amax"), (group.stop, "amin"), (group.stop, "amax"))
     ]
-    band = _Band()
+    bands = _Bands()
     for begin, end, low, low_max, high_min, high in zip(bounds, bounds[1:], *extremes, strict=False):
         queries, keys = slice(begin, end), slice(low, high)
         allowed = None
         if low < low_max or high_min < high:
-            allowed = band.mask(group.start[queries] - low, group.stop[queries] - low, high - low)
+            allowed = bands.mask(group.start[queries] - low, group.stop[queries] - low, high - low)
         if p.rule is not None:
             by_rule = p.rule.allows(group.query_position[queries, None], group.key_position[keys])
             allowed = by_rule if allowed is None else by_rule.logical_and_(allowed)
         yield Tile(queries, keys, allowed)
 
 
-class _Band:
-    """The interval mask of a tile, kept for the next: counted from its own first key, it is mostly the same."""
+class _Bands:
+    """Interval masks of the last tiles, kept for the next ones: counted from a tile's first key, they mostly repeat."""
+
+    _KEPT = 8
 
     def __init__(self) -> None:
-        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+        self._known: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def mask(self, start: Tensor, stop: Tensor, keys: int) -> Tensor:
         """Bool [T, keys]: start <= slot < stop."""
-        if self._known is not None:
-            known_start, known_stop, mask = self._known
-            if mask.shape[1] == keys and torch.equal(known_start, start) and torch.equal(known_stop, stop):
+        shape = (len(start), keys)
+        if shape in self._known:
+            known_start, known_stop, mask = self._known[shape]
+            if torch.equal(known_start, start) and torch.equal(known_stop, stop):
                 return mask
         slots = torch.arange(keys, dtype=start.dtype, device=start.device)
         mask = (slots >= start[:, None]) & (slots < stop[:, None])
-        self._known = start, stop, mask
+        self._known[shape] = start, stop, mask
+        if len(self._known) > self._KEPT:
+            del self._known[next(iter(self._known))]
         return mask
 
 
@@ -125,8 +131,9 @@ def _cut(start: Tensor, stop: Tensor, size: int) -> list[int]:
     opens[1:] = start[1:] != start[:-1]
     run = opens.cumsum(0) - 1
     lengths = torch.zeros_like(run).scatter_add_(0, run, torch.ones_like(run))[run]
-    if int((stop - start).max()) <= _FEW_KEYS and int(lengths.min()) >= size:
-        size = _QUERIES_OF_FEW_KEYS
+    shortest = int(lengths.min())
+    if shortest >= _QUERIES_OF_A_BLOCK:
+        size = _QUERIES_OF_FEW_KEYS if int((stop - start).max()) <= _FEW_KEYS else _QUERIES_OF_A_BLOCK
     anchors = opens & (lengths >= size // 2)
     since = slots - torch.where(anchors, slots, 0).cummax(0).values
     cuts = (since % size == 0) | anchors
