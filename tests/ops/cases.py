@@ -73,9 +73,9 @@ def tensors(
 
 
 def outcome(run: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor, **options) -> dict[str, Tensor]:
-    """out, lse and the gradients of every input, by name: through out alone and through both, for which backends differ.
+    """out, lse and the gradients of every input, through out alone and through both, under fixed random cotangents.
 
-    Cotangents are fixed normal values. `run` takes q, k, v and then `sink_logits` (where a fourth input is given) and the options.
+    `run` takes q, k, v and then `sink_logits` (where a fourth input is given) and the options.
     """
     names = ("dq", "dk", "dv", "d_sink_logits")[: len(inputs)]
     leaves = [x.detach().requires_grad_() for x in inputs]
