@@ -10,7 +10,7 @@ TEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto
 # Compare attention patterns on the embedded SmolLM2-135M: some minutes on two cores, the table comes last.
 demo: $(VENV)/.installed
 	$(VENV)/bin/sattn compare --budgets 64 --seeds 2 --tasks recall,perplexity,hellaswag \
-		--limit recall=2,perplexity=2,hellaswag=16 --output results/demo
+		--limit recall=2,perplexity=2,hellaswag=16 --output build/demo
 
 test: $(VENV)/.installed-dev
 	$(TEST) -m "not slow"
@@ -28,7 +28,7 @@ types: $(VENV)/.installed-dev
 
 # Speed and memory against torch's full causal attention, as in the README.
 bench: $(VENV)/.installed
-	$(VENV)/bin/sattn bench --memory --output results/bench/cpu.json
+	$(VENV)/bin/sattn bench --memory
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'

@@ -1,7 +1,7 @@
 import pytest
 
 from stochastic_attention import cli, commands
-from stochastic_attention.commands import compare
+from stochastic_attention.commands import compare, options
 
 COMPARE_OPTIONS = {
     "--model": "smollm2-135m-instruct",
@@ -82,7 +82,7 @@ def test_limits_that_do_not_fit_the_tasks_are_refused(text):
 
 def test_budgets_are_integers():
     with pytest.raises(ValueError, match="budgets must be integers separated by commas, got '64,x'"):
-        compare.split_numbers("budgets", "64,x")
+        options.split_numbers("budgets", "64,x")
 
 
 def test_what_is_only_needed_at_the_end_is_missed_at_the_start(monkeypatch):

@@ -7,6 +7,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from .options import split_list, split_numbers
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
     parser.add_argument("--dtype", default="float32", help="float64, float32, bfloat16 or float16")
     parser.add_argument("--backend", help="of the op; by default the fastest that can")
-    parser.add_argument("--output", type=Path, help="JSON file for the record")
+    parser.add_argument("--output", type=Path, default=Path("results/bench/record.json"), help="JSON file to write")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,21 +34,21 @@ def run(args: argparse.Namespace) -> int:
     from ..ops.validation import check_choice, check_count
     from ..records import Environment, Record
 
-    names, passes = args.patterns.split(","), args.passes.split(",")
+    names, passes = split_list(args.patterns), split_list(args.passes)
     for name in names:
         check_choice("patterns", name, PATTERNS)
     for which in passes:
         check_choice("passes", which, ("forward", "backward"))
     check_choice("dtype", args.dtype, ("float64", "float32", "bfloat16", "float16"))
-    lengths = [int(n) if n.isdecimal() else n for n in args.lengths.split(",")]
+    lengths = split_numbers("lengths", args.lengths)
+    for length in lengths:
+        check_count("lengths", length, minimum=1)
     for name in ("heads", "head_dim", "window", "repeats"):
         check_count(name, getattr(args, name), minimum=1)
 
     results: dict[str, list[dict[str, object]]] = {"speed": [], "memory": []}
     shape = {"heads": args.heads, "head_dim": args.head_dim, "window": args.window}
     for length in lengths:
-        check_count("lengths", length, minimum=1)
-        assert isinstance(length, int)
         workload = Workload(length=length, device=args.device, dtype=args.dtype, **shape)
         if length == lengths[0]:
             check_against_oracle(names, workload, args.backend)
@@ -66,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
                 results["memory"].append(asdict(memory))
                 print(f"{length:>7} {label:<17} {name:<15} {memory.extra_bytes / 2**20:>9.1f} MiB above the inputs")
 
-    if args.output is not None:
-        config = {key: value for key, value in vars(args).items() if key not in ("command", "command_line", "output")}
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        Record(args.command_line, config, Environment.current(), results).save(args.output)
+    config = {key: value for key, value in vars(args).items() if key not in ("command", "command_line", "output")}
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    Record(args.command_line, config, Environment.current(), results).save(args.output)
+    print(f"\nWritten: {args.output}")
     return 0

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from . import require
+from .options import split_list, split_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,19 +92,6 @@ def run(args: argparse.Namespace) -> int:
     print(table, end="")
     print(f"\nWritten: {args.output}/record.json, table.md, plot.png")
     return 0
-
-
-def split_list(text: str) -> tuple[str, ...]:
-    """The parts of a comma-separated list."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def split_numbers(name: str, text: str) -> tuple[int, ...]:
-    """The integers of a comma-separated list; ValueError that names the option otherwise."""
-    try:
-        return tuple(int(part) for part in split_list(text))
-    except ValueError:
-        raise ValueError(f"{name} must be integers separated by commas, got {text!r}") from None
 
 
 def split_limits(text: str, tasks: tuple[str, ...]) -> tuple[int, ...]:

@@ -1,0 +1,82 @@
+"""The benchmark command: what it measures, and that nothing is timed that is wrong."""
+
+import pytest
+import torch
+
+from stochastic_attention import backend_names, benchmark, cli
+from stochastic_attention.records import Record
+
+SMALL = ["--heads", "2", "--head-dim", "8", "--window", "8", "--repeats", "1"]
+
+
+def test_every_pattern_is_measured_at_every_length_both_ways(tmp_path, capsys):
+    lengths, passes = (64, 130), ("forward", "backward")
+    names = ",".join(benchmark.PATTERNS)
+    options = [
+        "--patterns",
+        names,
+        "--lengths",
+        "64,130",
+        "--passes",
+        ",".join(passes),
+        "--output",
+        tmp_path / "b.json",
+    ]
+    assert cli.main(["bench", *SMALL, *map(str, options)]) == 0
+    speed = Record.load(tmp_path / "b.json").results["speed"]
+    got = [(line["length"], line["backward"], line["pattern"]) for line in speed]
+    assert got == [(n, which == "backward", name) for n in lengths for which in passes for name in benchmark.PATTERNS]
+    for line in speed:
+        assert line["speedup"] == pytest.approx(line["full_seconds"] / line["seconds"])
+    assert f"{speed[-1]['speedup']:.2f}x" in capsys.readouterr().out
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    workload = benchmark.Workload(length=4096, heads=2, head_dim=16, window=16, device="cpu", dtype="float32")
+    memory = benchmark.measure_memory("sliding", workload, backward=True, backend=None)
+    inputs = 4 * 2 * 4096 * 16
+    # At least the output and the three gradients; far below the 128 MiB of a table of all pairs.
+    assert 4 * inputs <= memory.extra_bytes < 4 * 2 * 4096**2
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch):
+    def wrong(q, k, v, pattern, backend=None):
+        return benchmark_attention(q, k, v, pattern, backend=backend) * (1.0 if backend == "reference" else 1.01)
+
+    benchmark_attention = benchmark.attention
+    monkeypatch.setattr(benchmark, "attention", wrong)
+    workload = benchmark.Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype="float32")
+    with pytest.raises(RuntimeError, match="block: out is off the oracle"):
+        benchmark.check_against_oracle(["block"], workload, None)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_the_gate_lets_rounding_pass(dtype):
+    workload = benchmark.Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype=dtype)
+    benchmark.check_against_oracle(benchmark.PATTERNS, workload, "blocked")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--patterns", "diagonal"], "patterns must be one of 'swa'"),
+        (["--passes", "sideways"], "passes must be one of"),
+        (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
+        (["--repeats", "0"], "repeats must be an integer >= 1, got 0"),
+        (["--dtype", "int8"], "dtype must be one of"),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else "",
+)
+def test_bad_options_are_told_in_one_line(options, message, capsys, tmp_path):
+    assert cli.main(["bench", *options, "--output", str(tmp_path / "b.json")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_backends_are_listed_for_each_kind_of_pattern(capsys):
+    assert cli.main(["backends"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    devices = 1 + torch.cuda.is_available()
+    assert len(lines) == devices * 2 * 6 * len(backend_names())
+    assert all(line.endswith("yes") for line in lines if " reference " in line)
