@@ -10,7 +10,7 @@ TEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto
 # Compare attention patterns on the embedded SmolLM2-135M: some minutes on two cores, the table comes last.
 demo: $(VENV)/.installed
 	$(VENV)/bin/sattn compare --budgets 64 --seeds 2 --tasks recall,perplexity,hellaswag \
-		--limit recall=2,perplexity=2,hellaswag=16 --output build/demo
+		--limit recall=2,perplexity=2,hellaswag=8 --output build/demo
 
 test: $(VENV)/.installed-dev
 	$(TEST) -m "not slow"

@@ -75,7 +75,7 @@ class _Blocked(torch.autograd.Function):
                     if p.rule is not None and p.rule.leaves_rows_empty and tile.allowed is not None:
                         part_lse = part_lse.masked_fill(~tile.allowed.any(-1), -math.inf)
                     if group.bias is not None:
-                        part_lse = part_lse + group.bias[tile.queries].to(part_lse.dtype)
+                        part_lse = part_lse + group.bias[tile.queries]
                     if not p.fresh:
                         part, part_lse = _merge(
                             out_rows.index_select(2, rows), lse_rows.index_select(2, rows), part, part_lse
@@ -122,7 +122,7 @@ def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Ten
                 rows = group.rows[tile.queries]
                 tile_lse = lse_rows.index_select(2, rows)
                 if group.bias is not None:
-                    tile_lse = tile_lse - group.bias[tile.queries].to(tile_lse.dtype)
+                    tile_lse = tile_lse - group.bias[tile.queries]
                 dq_part, dk_part, dv_part = engine.backward(
                     d_out_rows.index_select(2, rows),
                     None if d_lse_rows is None else d_lse_rows.index_select(2, rows),

@@ -69,7 +69,7 @@ class Pass:
         start, stop: int32 [B', H', M], the key slots [start, stop) that the query in the slot may see.
         rule: what else must hold of a pair in the interval; None where the interval is exact.
         query_position, key_position: int32, positions in the document, in slot order, for `rule`.
-        bias: float64 [B', H', M] or None, added to all of a query's scores in this pass.
+        bias: compute dtype [B', H', M] or None, added to all of a query's scores in this pass.
         fresh: no earlier pass holds any of these queries, so there is nothing to merge with.
     """
 
@@ -194,12 +194,13 @@ def _exclusions(pattern: Pattern, causal: bool, *, exact: bool) -> Rule | None:
     return Rule(causal, pattern.local_window, pattern.sinks)
 
 
-def _bias(pattern: Pattern, ranks: Tensor) -> Tensor | None:
-    """correction * log(1 / p) for queries whose permutation has `ranks` ranks; float64, None without correction."""
+def _bias(call: Call, ranks: Tensor) -> Tensor | None:
+    """correction * log(1 / p) for queries whose permutation has `ranks` ranks, None without correction."""
+    pattern = call.pattern
     if not pattern.correction:
         return None
     assert pattern.window is not None
-    chance = ((2 * pattern.window - 1) / ranks.clamp(min=1).double()).clamp(max=1.0)
+    chance = ((2 * pattern.window - 1) / ranks.clamp(min=1).to(call.compute_dtype)).clamp(max=1.0)
     return -pattern.correction * chance.log()
 
 
@@ -222,7 +223,7 @@ def _sequence_pass(call: Call, fresh: bool) -> Pass:
         start = first + (rank - reach + 1).clamp(min=0)
         stop = first + torch.minimum(rank + reach, length)
     exact = pattern.shape == "block" or not call.causal
-    bias = _bias(pattern, length)
+    bias = _bias(call, length)
     slot, start, stop = (layout.of_queries(x) for x in (slot, start, stop))
     return _make_pass(
         layout,
@@ -278,7 +279,7 @@ def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
     else:
         start = _search(place_in_order, first * ranks + (rank - w + 1).clamp(min=0))
         stop = _search(place_in_order, first * ranks + (rank + w).clamp(max=ranks))
-    bias = _bias(pattern, torch.full_like(mine, ranks))
+    bias = _bias(call, torch.full_like(mine, ranks))
     return _make_pass(
         layout,
         order,
