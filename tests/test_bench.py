@@ -64,6 +64,7 @@ def test_the_gate_lets_rounding_pass(dtype):
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
         (["--repeats", "0"], "repeats must be an integer >= 1, got 0"),
         (["--dtype", "int8"], "dtype must be one of"),
+        (["--device", "nowhere"], "device must be one that torch has here, got 'nowhere'"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check against the oracle, measure, print a line a measurement, and save the record."""
     from ..benchmark import PATTERNS, Workload, check_against_oracle, measure_memory, measure_speed
-    from ..ops.validation import check_choice, check_count
+    from ..ops.validation import check_choice, check_count, check_device
     from ..records import Environment, Record
 
     names, passes = split_list(args.patterns), split_list(args.passes)
@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     for which in passes:
         check_choice("passes", which, ("forward", "backward"))
     check_choice("dtype", args.dtype, ("float64", "float32", "bfloat16", "float16"))
+    check_device(args.device)
     lengths = split_numbers("lengths", args.lengths)
     for length in lengths:
         check_count("lengths", length, minimum=1)

@@ -15,7 +15,7 @@ from .. import __version__
 from ..models import EMBEDDED, LanguageModel, check_model, load_model
 from ..ops.backends import backend_names
 from ..ops.pattern import Pattern
-from ..ops.validation import check_choice, check_count
+from ..ops.validation import check_choice, check_count, check_device
 from .budget import Budget, Match, Queries
 from .journal import Journal
 from .methods import METHODS, REFERENCE, check_methods
@@ -130,16 +130,6 @@ class Outcome:
     def plain_results(self) -> dict[str, Any]:
         """Cells and times as plain data, for a record."""
         return {"cells": [asdict(cell) for cell in self.cells], "prefill": [asdict(time) for time in self.prefill]}
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError unless torch can put tensors on `device`."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device must be one that torch has here, got {device!r}: {str(error).splitlines()[0]}"
-        ) from None
 
 
 def compare(

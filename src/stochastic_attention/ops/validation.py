@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import torch
+
 
 def check_count(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
     """Raise ValueError unless `value` is an int (bools and floats are not) within [minimum, maximum]."""
@@ -37,3 +39,13 @@ def check_flag(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_device(device: str) -> None:
+    """Raise ValueError unless torch can put tensors on `device`."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device must be one that torch has here, got {device!r}: {str(error).splitlines()[0]}"
+        ) from None
