@@ -132,14 +132,15 @@ class TestTime:
 
 class TestLimits:
     @pytest.mark.parametrize("n", [1, 2, 3, 29])
-    @pytest.mark.parametrize("excess", [0, 1, 99, 2**20], ids=lambda e: f"n+{e}")
+    @pytest.mark.parametrize("excess", [0, 1, 99, 2**20, None], ids=lambda e: "unlimited" if e is None else f"n+{e}")
     @pytest.mark.parametrize("seed", [0, 2**63 - 1])
     def test_a_window_of_n_is_full_attention(self, backend, n, excess, seed):
         inputs = tensors(n)
         full = attention(*inputs, Pattern.full(), backend=backend)
-        patterns = [Pattern.local(n + excess)]
+        window = None if excess is None else n + excess
+        patterns = [Pattern.local(window), Pattern.local(window, sinks=2)]
         patterns += [
-            Pattern.stochastic(n + excess, scope=scope, shape=shape, seed=seed, correction=correction)
+            Pattern.stochastic(window, scope=scope, shape=shape, seed=seed, correction=correction)
             for scope in ("sequence", "prefix")
             for shape in ("sliding", "block")
             for correction in (0.0, 0.5)

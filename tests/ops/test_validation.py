@@ -13,7 +13,7 @@ from .cases import tensors
 
 MOBA, SEQUENCE, PREFIX = Pattern.moba(4, 2), Pattern.stochastic(4), Pattern.stochastic(4, scope="prefix")
 
-NOT_COUNTS = [2**70, -1, -8, 0, 2.5, True, None, "4", float("nan")]
+NOT_COUNTS = [2**70, -1, -8, 0, 2.5, True, "4", float("nan")]
 
 
 def refuses(argument: str, came: object, make) -> None:
@@ -35,6 +35,11 @@ def refuses(argument: str, came: object, make) -> None:
 )
 def test_counts(argument, make, value):
     refuses(argument, repr(value), lambda: make(value))
+
+
+@pytest.mark.parametrize("argument", ["block_size", "top_k"])
+def test_only_a_window_may_be_unlimited(argument):
+    refuses(argument, None, lambda: Pattern.moba(**{argument: None}))
 
 
 @pytest.mark.parametrize(

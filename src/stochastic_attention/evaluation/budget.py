@@ -80,9 +80,8 @@ def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
         before = position // pattern.block_size
         chosen = before.clamp(max=pattern.top_k - 1) * pattern.block_size
         return (position % pattern.block_size + 1 + chosen).double()
-    assert pattern.window is not None
     if pattern.kind == "local":
-        return past.clamp(max=pattern.window + pattern.sinks)
+        return past.clamp(max=pattern.reach + pattern.sinks)
     # The query itself is always among its keys.
     certain = past.clamp(max=max(pattern.local_window, 1) + pattern.sinks)
     return certain + (past - certain) * _chance_to_meet(pattern, position, length)
@@ -90,8 +89,7 @@ def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
 
 def _chance_to_meet(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
     """Chance that two given tokens' ranks are near, float64."""
-    w = pattern.window
-    assert w is not None
+    w = pattern.reach
     ranks = length
     if pattern.scope == "prefix":
         ranks = torch.full_like(position, w)

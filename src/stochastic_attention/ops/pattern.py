@@ -52,7 +52,7 @@ class Pattern:
         check_count("sinks", self.sinks, minimum=0, maximum=_MOST)
         check_count("seed", self.seed, minimum=0, maximum=2**63 - 1)
         check_real("correction", self.correction, minimum=0.0)
-        if self.kind in ("local", "stochastic"):
+        if self.kind in ("local", "stochastic") and self.window is not None:
             check_count("window", self.window, minimum=1, maximum=_MOST)
         if self.kind == "moba":
             check_count("block_size", self.block_size, minimum=1, maximum=_MOST)
@@ -86,18 +86,19 @@ class Pattern:
         return cls("full")
 
     @classmethod
-    def local(cls, window: int, sinks: int = 0) -> Pattern:
+    def local(cls, window: int | None, sinks: int = 0) -> Pattern:
         """Sliding-window attention, causal 0 <= i - j < window, plus the first `sinks` positions.
 
         Without sinks this is Hugging Face's `sliding_window = window` and flash-attn's `(window - 1, 0)`. Not causal:
-        abs(i - j) <= window, which is what Hugging Face's bidirectional sliding window does at the same number.
+        abs(i - j) <= window, which is what Hugging Face's bidirectional sliding window does at the same number. None is
+        unlimited: full attention.
         """
         return cls("local", window=window, sinks=sinks)
 
     @classmethod
     def stochastic(
         cls,
-        window: int,
+        window: int | None,
         *,
         scope: Scope = "sequence",
         shape: Shape = "sliding",
@@ -111,7 +112,7 @@ class Pattern:
 
         Args:
             window: reach in ranks, the query itself included. Sliding: abs(rank(i) - rank(j)) < window (not causal:
-                <= window); block: equal rank // (2 * window). window >= n is full attention.
+                <= window); block: equal rank // (2 * window). window >= n is full attention, and so is None.
             scope: "sequence" permutes the document's n tokens (the paper); "prefix" permutes [0, L) with
                 L = window * 2**m the smallest such >= i + 1, so that N(i) never depends on later tokens. Causal only.
             shape: "sliding" (the paper) or "block", which costs less for the same mean number of keys.
@@ -141,6 +142,11 @@ class Pattern:
         Causal only; a query chooses among the blocks that ended before its own. N(i) depends on q and k.
         """
         return cls("moba", block_size=block_size, top_k=top_k)
+
+    @property
+    def reach(self) -> int:
+        """`window` as a number; the largest there is for an unlimited one."""
+        return _MOST if self.window is None else self.window
 
     @property
     def is_random(self) -> bool:

@@ -89,10 +89,10 @@ def lower(call: Call) -> list[Pass]:
     pattern, layout = call.pattern, call.layout
     if pattern.kind == "moba":
         return _moba_passes(call)
-    if pattern.kind == "full" or (pattern.window or 0) >= layout.longest:
+    if pattern.reach >= layout.longest:
         return _drop_empty([_local_pass(layout, None, 0, call.causal)])
     if pattern.kind == "local":
-        certain = _certain_passes(layout, pattern.window or 0, pattern.sinks, call.causal)
+        certain = _certain_passes(layout, pattern.reach, pattern.sinks, call.causal)
         return _drop_empty(certain)
     passes = _certain_passes(layout, pattern.local_window, pattern.sinks, call.causal)
     fresh = not passes
@@ -199,15 +199,13 @@ def _bias(call: Call, ranks: Tensor) -> Tensor | None:
     pattern = call.pattern
     if not pattern.correction:
         return None
-    assert pattern.window is not None
-    chance = ((2 * pattern.window - 1) / ranks.clamp(min=1).to(call.compute_dtype)).clamp(max=1.0)
+    chance = ((2 * pattern.reach - 1) / ranks.clamp(min=1).to(call.compute_dtype)).clamp(max=1.0)
     return -pattern.correction * chance.log()
 
 
 def _sequence_pass(call: Call, fresh: bool) -> Pass:
     """Scope "sequence": one permutation a document, over its own length."""
-    pattern, layout, w = call.pattern, call.layout, call.pattern.window
-    assert w is not None
+    pattern, layout, w = call.pattern, call.layout, call.pattern.reach
     first, position, length = (x[:, None] for x in (layout.first, layout.position, layout.length))
     keys = routing_keys(position, seed=pattern.seed, step=call.step, layer=call.layer, head=_heads(call))
     order = torch.where(first < 0, _LAST, (first << 32) | keys).argsort(dim=-1, stable=True)
@@ -240,8 +238,7 @@ def _sequence_pass(call: Call, fresh: bool) -> Pass:
 def _prefix_passes(call: Call, fresh: bool) -> list[Pass]:
     """Scope "prefix": the queries of level m, i + 1 in (L / 2, L], over the first L = window * 2**m positions."""
     passes = []
-    w = call.pattern.window
-    assert w is not None
+    w = call.pattern.reach
     level = 0
     while level == 0 or w << (level - 1) < call.layout.longest:
         if level or call.pattern.local_window < w:  # else the local window already holds all of the first level
@@ -251,8 +248,7 @@ def _prefix_passes(call: Call, fresh: bool) -> list[Pass]:
 
 
 def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
-    pattern, layout, w = call.pattern, call.layout, call.pattern.window
-    assert w is not None
+    pattern, layout, w = call.pattern, call.layout, call.pattern.reach
     ranks = w << level
     oldest = ranks // 2 if level else 0
     held = min(ranks, layout.position.shape[-1]) if layout.is_single else layout.position.shape[-1]

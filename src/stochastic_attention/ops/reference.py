@@ -70,8 +70,7 @@ def neighbourhood(call: Call, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     if pattern.kind == "moba":
         return same & _chosen_blocks(q, k, pattern, layout), bias
 
-    span = pattern.window if pattern.kind == "local" else pattern.local_window
-    assert span is not None
+    span = pattern.reach if pattern.kind == "local" else pattern.local_window
     certain = position[..., None, :] < pattern.sinks
     if span > 0:
         certain = certain | (distance < span if call.causal else distance.abs() <= span)
@@ -90,8 +89,7 @@ def neighbourhood(call: Call, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 def _sampled(call: Call, mine: Tensor) -> tuple[Tensor, Tensor]:
     """The stochastic rule: bool [B', H', Nq, Nk] where ranks are near, and the chance of it, float64 [B', 1, Nq, 1]."""
     pattern, layout = call.pattern, call.layout
-    w, position = pattern.window, layout.position[:, None, :]
-    assert w is not None
+    w, position = pattern.reach, layout.position[:, None, :]
     heads = torch.arange(call.k.shape[1] if pattern.per_head else 1, device=mine.device)[:, None]
     # The number of ranks that each query's permutation has.
     ranks_of_query = layout.of_queries(layout.length[:, None, :])
