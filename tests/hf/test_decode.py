@@ -175,9 +175,9 @@ def test_generation_strategies_do_not_see_the_cache(make_model, pattern, use_cac
     assert found[0] == found[1]
 
 
-@decoding
-def test_assisted_decoding_equals_greedy(make_model, pattern, decode, ids):
-    model = swap(make_model(), pattern, decode=decode)
+@stable
+def test_assisted_decoding_equals_greedy(make_model, pattern, ids):
+    model = swap(make_model(), pattern)
     prompt = ids[:1, :7]
     expected = greedy(model, prompt)
     assert greedy(model, prompt, assistant_model=make_model(num_hidden_layers=1)).tolist() == expected.tolist()
@@ -197,13 +197,16 @@ def test_chunked_prefill_equals_one_pass(make_model, pattern, implementation, si
     assert_close(torch.stack(chunked.logits), torch.stack(whole.logits))
 
 
-def test_chunked_prefill_of_a_permutation_of_the_whole_prompt_is_refused(make_model, ids):
-    model = swap(make_model(), SEQUENCE)
-    with pytest.raises(NotImplementedError, match="prefill_chunk_size must be None under scope"):
-        greedy(model, ids, prefill_chunk_size=3)
-    model.generation_config.prefill_chunk_size = 3
-    with pytest.raises(NotImplementedError, match="prefill_chunk_size must be None under scope"):
-        greedy(model, ids)
+@pytest.mark.parametrize("name", ["prefill_chunk_size", "prompt_lookup_num_tokens", "assistant_model"])
+def test_first_calls_that_are_not_the_prompt_are_refused_where_it_is_permuted(make_model, name, ids):
+    model = swap(make_model(), {0: PREFIX, 2: SEQUENCE})
+    value = make_model() if name == "assistant_model" else 3
+    with pytest.raises(NotImplementedError, match=f'{name} must not be used under scope "sequence"'):
+        greedy(model, ids[:1], **{name: value})
+    if name != "assistant_model":
+        setattr(model.generation_config, name, value)
+        with pytest.raises(NotImplementedError, match=f'{name} must not be used under scope "sequence"'):
+            greedy(model, ids[:1])
 
 
 @decoding

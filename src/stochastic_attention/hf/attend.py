@@ -163,6 +163,7 @@ def _attend_with_cache(
         key,
         value,
         plan.pattern,
+        decode=True,
         query_positions=query_slots,
         documents=documents,
         **_op_arguments(module, plan, step, arguments),

@@ -138,9 +138,9 @@ def documents_with_cache(
     """
     slot = torch.arange(slots, device=device)
     new_slots = offset + torch.arange(tokens, device=device)
-    if real is None and isinstance(offset, int) and slots == offset + tokens and not torch.compiler.is_compiling():
-        if position_ids is None or bool((position_ids == new_slots).all()):
-            return None
+    is_full = real is None and isinstance(offset, int) and slots == offset + tokens
+    if is_full and (position_ids is None or bool((position_ids == new_slots).all())):
+        return None
     written = (slot < offset + tokens).expand(batch, -1)
     if real is not None:
         written = written & F.pad(real[:, :slots], (0, max(slots - real.shape[1], 0)))

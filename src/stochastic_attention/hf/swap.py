@@ -21,6 +21,15 @@ from .state import LayerState, ModelState, attach, attention_modules, detach, mo
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
+# Arguments of `generate` with which its first call is a part of the prompt, or the prompt and a guess of what follows.
+_OTHER_FIRST_CALLS = (
+    "prefill_chunk_size",
+    "assistant_model",
+    "assistant_early_exit",
+    "prompt_lookup_num_tokens",
+    "use_mtp",
+)
+
 
 def swap(
     model: Model,
@@ -56,8 +65,8 @@ def swap(
     Raises:
         ValueError: an argument is out of its domain, or the model is none that can be swapped. The swapped model raises
             it for what it cannot honour: attention dropout, output_attentions, a ready-made mask, causality turned off,
-            a cache that dropped keys. Its `generate` raises NotImplementedError for a `prefill_chunk_size` under scope
-            "sequence", which draws its permutation over the whole prompt.
+            a cache that dropped keys. Its `generate` raises NotImplementedError for chunked prefill and assisted decoding
+            under scope "sequence", whose permutation is drawn over the whole prompt.
     """
     modules = attention_modules(model)
     state = model_state(model)
@@ -184,13 +193,14 @@ def _cache_argument(base: PreTrainedModel) -> str:
 def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """`generate` of a swapped model: its class's own, after a check that nothing is asked of it that it cannot do."""
     config = kwargs.get("generation_config") or model.generation_config
-    size = kwargs.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None))
     patterns = [layer.pattern for layer in read(model.config).layers.values()]
-    if size is not None and any(p.kind == "stochastic" and p.scope == "sequence" for p in patterns):
-        raise NotImplementedError(
-            'prefill_chunk_size must be None under scope "sequence", which draws its permutation over the whole '
-            f'prompt, got {size}; scope "prefix" gives the same result in chunks of any size'
-        )
+    if any(pattern.kind == "stochastic" and pattern.scope == "sequence" for pattern in patterns):
+        for name in _OTHER_FIRST_CALLS:
+            if kwargs.get(name, getattr(config, name, None)):
+                raise NotImplementedError(
+                    f'{name} must not be used under scope "sequence": the first call would not be the prompt, over which '
+                    'the permutation is drawn; under scope "prefix" it changes nothing'
+                )
     return type(model).generate(model, *args, **kwargs)  # type: ignore[attr-defined]
 
 
