@@ -294,7 +294,7 @@ def test_compiled_steps_with_a_static_cache(make_model, cache_name, pattern, dec
     cache = transformers.StaticCache(config=model.config, max_cache_len=24)
     found = [in_chunks(model, ids[:, :8], (8,), cache_name, cache)]
     torch.compiler.reset()
-    step = torch.compile(model, backend=count, dynamic=False)
+    step = torch.compile(model, backend=count, dynamic=False, fullgraph=True)
     with torch.no_grad():
         for at in range(8, ids.shape[1]):
             position_ids = torch.full((2, 1), at)

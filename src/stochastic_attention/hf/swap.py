@@ -65,8 +65,8 @@ def swap(
     Raises:
         ValueError: an argument is out of its domain, or the model is none that can be swapped. The swapped model raises
             it for what it cannot honour: attention dropout, output_attentions, a ready-made mask, causality turned off,
-            a cache that dropped keys. Its `generate` raises NotImplementedError for chunked prefill and assisted decoding
-            under scope "sequence", whose permutation is drawn over the whole prompt.
+            a cache that dropped keys. Its `generate` raises NotImplementedError for chunked prefill and for assisted
+            decoding under scope "sequence", whose permutation is drawn over the whole prompt.
     """
     modules = attention_modules(model)
     state = model_state(model)
@@ -198,8 +198,8 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa:
         for name in _OTHER_FIRST_CALLS:
             if kwargs.get(name, getattr(config, name, None)):
                 raise NotImplementedError(
-                    f'{name} must not be used under scope "sequence": the first call would not be the prompt, over which '
-                    'the permutation is drawn; under scope "prefix" it changes nothing'
+                    f'{name} must not be used under scope "sequence": the first call would not be the prompt, over '
+                    'which the permutation is drawn; under scope "prefix" it changes nothing'
                 )
     return type(model).generate(model, *args, **kwargs)  # type: ignore[attr-defined]
 
