@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .ops.cache import cache_directory
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -93,14 +95,6 @@ def embedded_gguf() -> Path:
             "or name another model"
         )
     return files[0]
-
-
-def cache_directory() -> Path:
-    """$SATTN_CACHE, else stochastic-attention in the user's cache directory ($XDG_CACHE_HOME or ~/.cache)."""
-    own = os.environ.get("SATTN_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "stochastic-attention"
 
 
 def dequantised(gguf: Path) -> Path:

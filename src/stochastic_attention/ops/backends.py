@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from . import blocked, gather, reference
+from . import blocked, cpp, gather, reference
 from .call import Call
 
 Run = Callable[[Call], tuple[Tensor, Tensor]]
@@ -19,6 +19,7 @@ Run = Callable[[Call], tuple[Tensor, Tensor]]
 # Fastest first: the automatic choice is the first that can.
 _MODULES = {
     "gather": gather,
+    "cpp": cpp,
     "blocked": blocked,
     "reference": reference,
 }

@@ -1,0 +1,205 @@
+"""Linear-cost attention by a compiled kernel, forward and backward, on the CPU: csrc/attention.cpp.
+
+It takes the same passes as `blocked` (see `plan`) and cuts them into tiles itself. float32 and float64 inputs are read
+where they lie, whatever the strides of B, H and N; so is bfloat16, which is widened in registers. All sums are in the
+call's compute dtype.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .call import Call
+from .merge import attend_finite
+from .native import library, why_not_built
+from .plan import Pass, lower
+
+_MOST_ROWS = 2**31 - 1  # the kernel counts rows and slots in 32 bits
+# Heads, or parts of them, whose gradients of keys are summed side by side. Independent of the number of threads, so
+# that sums are too; few heads are split at the price of that many copies of dk and dv.
+_SUMS_AT_ONCE = 8
+_FAILURES = {1: "the arguments are laid out differently", 2: "sizes", 3: "a row or slot out of range", 4: "memory"}
+
+
+def unsupported(call: Call) -> str | None:
+    """Whole sequences on a CPU, where the kernel can be built."""
+    if call.permutes_each_prefix:
+        return 'decode=True with scope "sequence" gives every query a permutation of its own, and passes share one'
+    if call.q.device.type != "cpu":
+        return f"on the CPU only, got {call.q.device}"
+    if max(call.q.shape[2], call.k.shape[2]) > _MOST_ROWS:
+        return f"at most {_MOST_ROWS} queries and keys"
+    return _why_not_built()
+
+
+@torch.compiler.assume_constant_result
+def _why_not_built() -> str | None:
+    return why_not_built()
+
+
+@torch.compiler.disable(reason="tiles are cut on the host; a graph break here gives eager's result")
+def run(call: Call) -> tuple[Tensor, Tensor]:
+    """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in the call's compute dtype; the sink is outside the lse."""
+    nothing = 0 in (call.q.shape[0], call.q.shape[2], call.k.shape[2])
+    passes = [] if nothing else lower(call)
+    dtype = call.compute_dtype
+    read_as_is = (torch.float32, torch.bfloat16) if dtype == torch.float32 else (dtype,)
+    q, k, v = (x if x.dtype in read_as_is else x.to(dtype) for x in (call.q, call.k, call.v))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return _Compiled.apply(q, k, v, passes, dtype, call.scale, call.softcap)
+
+    return attend_finite(attend, q, k, v, call.sink_logits)
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context has no public type
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        passes: list[Pass],
+        dtype: torch.dtype,
+        scale: float,
+        softcap: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (_with_dense_rows(x) for x in (q, k, v))
+        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=dtype)
+        lse = torch.full(q.shape[:-1], -math.inf, dtype=dtype)
+        for p in passes:
+            _call_kernel("forward", q, k, v, p, scale, softcap, out=out, lse=lse)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.passes, ctx.scale, ctx.softcap = passes, scale, softcap
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the signature
+        ctx: Any,  # noqa: ANN401
+        d_out: Tensor | None,
+        d_lse: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        if d_out is None and d_lse is None:
+            return (None,) * 7
+        with torch.autocast("cpu", enabled=False):
+            return (*_backward(ctx, d_out, d_lse), None, None, None, None)
+
+
+def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Tensor, ...]:  # noqa: ANN401
+    q, k, v, out, lse = ctx.saved_tensors
+    # An empty row takes and gives no gradient, whatever comes from above; lse = inf makes its weights 0.
+    empty = lse == -math.inf
+    d_out = torch.zeros_like(out) if d_out is None else d_out.masked_fill(empty[..., None], 0.0).contiguous()
+    delta = (d_out * out).sum(-1)
+    if d_lse is not None:
+        delta -= d_lse.masked_fill(empty, 0.0)
+    lse = lse.masked_fill(empty, math.inf)
+    splits = max(1, _SUMS_AT_ONCE // (k.shape[0] * k.shape[1]))
+    dq = torch.zeros(q.shape, dtype=out.dtype)
+    dk, dv = (torch.zeros(splits, *x.shape, dtype=out.dtype) for x in (k, v))
+    for p in ctx.passes:
+        _call_kernel(
+            "backward", q, k, v, p, ctx.scale, ctx.softcap,
+            lse=lse, d_out=d_out, delta=delta, dq=dq, dk=dk, dv=dv, splits=splits,
+        )  # fmt: skip
+    dk, dv = (x[0] if splits == 1 else x.sum(0) for x in (dk, dv))
+    return tuple(gradient.to(x.dtype) for gradient, x in ((dq, q), (dk, k), (dv, v)))
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "h", "n", "is_bfloat16"))]
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Operand:
+        return cls(x.data_ptr(), *x.stride()[:3], x.dtype == torch.bfloat16)
+
+
+_SIZES = (
+    *("size", "threads", "splits"),
+    *("batch", "kv_heads", "group", "queries", "keys", "dim", "dim_v"),
+    *("order_rows", "order_heads", "key_order_rows", "key_order_heads", "slots", "key_slots"),
+    *("has_rule", "causal", "local", "sinks", "fresh"),
+)
+_ORDERS = ("query_rows", "key_rows", "start", "stop", "query_position", "key_position", "bias")
+_RESULTS = ("out", "lse", "d_out", "delta", "dq", "dk", "dv")
+
+
+class _Arguments(ctypes.Structure):
+    """Mirrors `Arguments` in csrc/attention.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, _Operand) for name in ("q", "k", "v")),
+        *((name, ctypes.c_void_p) for name in _ORDERS),
+        *((name, ctypes.c_double) for name in ("scale", "softcap")),
+        *((name, ctypes.c_void_p) for name in _RESULTS),
+    ]
+
+
+def _call_kernel(
+    direction: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: Pass,
+    scale: float,
+    softcap: float | None,
+    *,
+    splits: int = 1,
+    **results: Tensor,
+) -> None:
+    """One pass of `direction`. `results` are dense tensors of the compute dtype by name, read or added to in place."""
+    dtype = results["lse"].dtype
+    orders = {name: getattr(p, name) for name in _ORDERS if getattr(p, name) is not None}
+    orders = {name: x.contiguous() for name, x in orders.items()}  # held here for as long as the kernel reads them
+    wanted = dict.fromkeys(_ORDERS, torch.int32) | dict.fromkeys(("query_rows", "key_rows"), torch.int64)
+    wanted |= dict.fromkeys(("bias", *_RESULTS), dtype)
+    assert all(x.dtype == wanted[name] and x.is_contiguous() for name, x in (orders | results).items())
+    shapes = {name: p.key_rows.shape if name.startswith("key") else p.query_rows.shape for name in _ORDERS}
+    assert all(x.shape == shapes[name] for name, x in orders.items())
+    rule = p.rule
+    arguments = _Arguments(
+        size=ctypes.sizeof(_Arguments),
+        threads=torch.get_num_threads(),
+        splits=splits,
+        batch=k.shape[0],
+        kv_heads=k.shape[1],
+        group=q.shape[1] // k.shape[1],
+        queries=q.shape[2],
+        keys=k.shape[2],
+        dim=k.shape[3],
+        dim_v=v.shape[3],
+        order_rows=p.query_rows.shape[0],
+        order_heads=p.query_rows.shape[1],
+        key_order_rows=p.key_rows.shape[0],
+        key_order_heads=p.key_rows.shape[1],
+        slots=p.query_rows.shape[2],
+        key_slots=p.key_rows.shape[2],
+        has_rule=rule is not None,
+        causal=rule is not None and rule.causal,
+        local=rule.local if rule else 0,
+        sinks=rule.sinks if rule else 0,
+        fresh=p.fresh,
+        q=_Operand.of(q),
+        k=_Operand.of(k),
+        v=_Operand.of(v),
+        scale=scale,
+        softcap=softcap or 0.0,
+        **{name: x.data_ptr() for name, x in (orders | results).items()},
+    )
+    entry = getattr(library(), f"{direction}_{'double' if dtype == torch.float64 else 'float'}")
+    failed = entry(ctypes.byref(arguments))
+    if failed:
+        raise RuntimeError(f"the compiled kernel refused its {direction} call: {_FAILURES[failed]}")
