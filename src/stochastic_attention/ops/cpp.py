@@ -102,7 +102,7 @@ def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Ten
     if d_lse is not None:
         delta -= d_lse.masked_fill(empty, 0.0)
     lse = lse.masked_fill(empty, math.inf)
-    splits = max(1, _SUMS_AT_ONCE // (k.shape[0] * k.shape[1]))
+    splits = max(1, _SUMS_AT_ONCE // max(1, k.shape[0] * k.shape[1]))
     dq = torch.zeros(q.shape, dtype=out.dtype)
     dk, dv = (torch.zeros(splits, *x.shape, dtype=out.dtype) for x in (k, v))
     for p in ctx.passes:

@@ -43,13 +43,13 @@ constexpr int kChunk = 32 * kPanel; // keys whose scores are held at once: they 
 constexpr int kWave = 64;           // tiles planned at once, which bounds the memory of plans
 constexpr int kStretch = 8;         // neighbouring tiles that one thread takes, because they share most keys
 
+}  // namespace
+
 struct Operand {  // [B, H, N, D], rows dense
   const void* data;
   int64_t batch, head, row;  // strides in elements
   int64_t is_bfloat16;
 };
-
-}  // namespace
 
 // Mirrors `_Arguments` in cpp.py. Integer tensors are dense; -1 in query_rows marks an unused slot.
 struct Arguments {
