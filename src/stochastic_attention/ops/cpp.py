@@ -164,11 +164,11 @@ def _call_kernel(
     dtype = results["lse"].dtype
     orders = {name: getattr(p, name) for name in _ORDERS if getattr(p, name) is not None}
     orders = {name: x.contiguous() for name, x in orders.items()}  # held here for as long as the kernel reads them
-    wanted = dict.fromkeys(_ORDERS, torch.int32) | dict.fromkeys(("query_rows", "key_rows"), torch.int64)
-    wanted |= dict.fromkeys(("bias", *_RESULTS), dtype)
-    assert all(x.dtype == wanted[name] and x.is_contiguous() for name, x in (orders | results).items())
-    shapes = {name: p.key_rows.shape if name.startswith("key") else p.query_rows.shape for name in _ORDERS}
-    assert all(x.shape == shapes[name] for name, x in orders.items())
+    for name, x in orders.items():
+        assert x.shape == (p.key_rows if name.startswith("key") else p.query_rows).shape
+        assert x.dtype == (torch.int64 if name.endswith("rows") else dtype if name == "bias" else torch.int32)
+    assert all(x.dtype == dtype and x.is_contiguous() for x in results.values())
+    pointers: dict[str, Any] = {name: x.data_ptr() for name, x in (orders | results).items()}
     rule = p.rule
     arguments = _Arguments(
         size=ctypes.sizeof(_Arguments),
@@ -197,7 +197,7 @@ def _call_kernel(
         v=_Operand.of(v),
         scale=scale,
         softcap=softcap or 0.0,
-        **{name: x.data_ptr() for name, x in (orders | results).items()},
+        **pointers,
     )
     entry = getattr(library(), f"{direction}_{'double' if dtype == torch.float64 else 'float'}")
     failed = entry(ctypes.byref(arguments))

@@ -1,4 +1,4 @@
-"""The compiled kernel of csrc/: built on first use with the machine's C++ compiler, kept in the cache, called by ctypes.
+"""The compiled kernel of csrc/: built on first use by the machine's C++ compiler, kept in the cache, called by ctypes.
 
 A build is named by its source, its flags and the instruction set that it was made for, which PyTorch reports for the
 processor at hand. So machines that share a cache never run each other's instructions.
@@ -42,10 +42,8 @@ def library() -> ctypes.CDLL:
     Raises:
         NotBuiltError: there is no compiler, or it fails.
     """
-    flags = (*_FLAGS, *_INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), ()))
-    made_of = (_SOURCE.read_text(encoding="utf-8"), *flags, platform.machine(), *platform.libc_ver())
-    digest = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
-    path = cache_directory() / "kernels" / f"attention-{digest[:16]}.so"
+    flags = _flags()
+    path = _kept_at(flags)
     if not path.is_file():
         _build(path, flags)
     try:
@@ -68,26 +66,31 @@ def why_not_built() -> str | None:
     return None
 
 
+def _flags() -> tuple[str, ...]:
+    return (*_FLAGS, *_INSTRUCTION_SETS.get(torch.backends.cpu.get_cpu_capability(), ()))
+
+
+def _kept_at(flags: tuple[str, ...]) -> Path:
+    made_of = (_SOURCE.read_text(encoding="utf-8"), os.environ.get("CXX", ""), *flags)
+    where = (platform.machine(), *platform.libc_ver())
+    digest = hashlib.sha256("\0".join((*made_of, *where)).encode()).hexdigest()
+    return cache_directory() / "kernels" / f"attention-{digest[:16]}.so"
+
+
 def _build(path: Path, flags: tuple[str, ...]) -> None:
     compiler = _compiler()
-    aside = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written aside and renamed whole: an interrupted build, or one beside another, leaves nothing half made.
-        handle, aside = tempfile.mkstemp(prefix=".", suffix=".so", dir=path.parent)
-        os.close(handle)
-        _log.info("compiling the CPU kernel, once: some seconds")
-        command = [*compiler, *flags, "-o", aside, str(_SOURCE)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise NotBuiltError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
-        os.replace(aside, path)
-        aside = None
+        with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as aside:
+            command = [*compiler, *flags, "-o", str(Path(aside) / path.name), str(_SOURCE)]
+            _log.info("compiling the CPU kernel, once: some seconds")
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise NotBuiltError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
+            os.replace(Path(aside) / path.name, path)
     except OSError as error:
-        raise NotBuiltError(f"{path} cannot be written: {error}") from error
-    finally:
-        if aside is not None:
-            Path(aside).unlink(missing_ok=True)
+        raise NotBuiltError(f"{path} cannot be built: {error}") from error
 
 
 def _compiler() -> list[str]:
