@@ -28,6 +28,9 @@ def test_every_pattern_is_measured_at_every_length_both_ways(tmp_path, capsys):
     assert got == [(n, which == "backward", name) for n in lengths for which in passes for name in benchmark.PATTERNS]
     for line in speed:
         assert line["speedup"] == pytest.approx(line["full_seconds"] / line["seconds"])
+        pairs = benchmark.PATTERNS[line["pattern"]](8).dense_mask(line["length"]) if line["pattern"] != "moba" else None
+        if pairs is not None:
+            assert line["limit"] == pytest.approx(line["length"] * (line["length"] + 1) / 2 / int(pairs.sum()))
     assert f"{speed[-1]['speedup']:.2f}x" in capsys.readouterr().out
 
 

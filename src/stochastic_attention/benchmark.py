@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from .ops.api import attention
+from .ops.keys_per_query import keys_per_query
 from .ops.pattern import Pattern
 
 PATTERNS: dict[str, Callable[[int], Pattern]] = {
@@ -52,7 +53,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one pattern, torch's full causal attention in the same run, and how many times faster it is."""
+    """Median seconds of one pattern, torch's full causal attention in the same run, and how many times faster it is.
+
+    `limit` is how many times fewer pairs of query and key the pattern has than full attention: the speedup where every
+    pair costs the same and nothing else costs anything.
+    """
 
     pattern: str
     length: int
@@ -60,6 +65,7 @@ class Timing:
     seconds: float
     full_seconds: float
     speedup: float
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,18 @@ def measure_speed(
         for name, op in ops.items():
             rounds[name].append(seconds(op))
     median = {name: statistics.median(times) for name, times in rounds.items()}
+    pairs = {name: int(keys_per_query(PATTERNS[name](workload.window), workload.length).sum()) for name in ops}
+    of_full = workload.length * (workload.length + 1) // 2
     return [
-        Timing(name, workload.length, backward, median[name], median["full"], median["full"] / median[name])
+        Timing(
+            pattern=name,
+            length=workload.length,
+            backward=backward,
+            seconds=median[name],
+            full_seconds=median["full"],
+            speedup=median["full"] / median[name],
+            limit=of_full / pairs[name],
+        )
         for name in ops
     ]
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
                 results["speed"].append(asdict(timing))
                 print(
                     f"{length:>7} {label:<17} {timing.pattern:<15} {timing.seconds * 1e3:>9.1f} ms"
-                    f"   full {timing.full_seconds * 1e3:>9.1f} ms   {timing.speedup:>6.2f}x",
+                    f"   full {timing.full_seconds * 1e3:>9.1f} ms   {timing.speedup:>6.2f}x of {timing.limit:.1f}x",
                     flush=True,
                 )
             for name in names if args.memory else ():
