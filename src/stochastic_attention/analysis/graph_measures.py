@@ -1,0 +1,154 @@
+"""Exact measures of a directed graph. Each says which graph it is of: the directed one, or the symmetrised one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import igraph
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from .graph import Adjacency, as_graph
+
+# Entries of sparse rows that are held at once.
+_BLOCK = 2**24
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Mean, standard deviation, median and maximum of a degree."""
+
+    mean: float
+    deviation: float
+    median: float
+    most: int
+
+    @classmethod
+    def of(cls, degrees: np.ndarray) -> Degrees:
+        """Summarise int [N]."""
+        return cls(float(degrees.mean()), float(degrees.std()), float(np.median(degrees)), int(degrees.max()))
+
+
+@dataclass(frozen=True)
+class Components:
+    """How many, and the nodes of the largest."""
+
+    count: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Clustering of the symmetrised graph.
+
+    Attributes:
+        transitivity: 3 * triangles / connected triples; 0 where there is no triple. The C of every null model here.
+        local: mean over the nodes of the share of a node's neighbour pairs that are joined (Watts and Strogatz);
+            a node with fewer than two neighbours counts 0.
+        multigraph: transitivity with a reciprocated edge as two parallel ones: graph-tool's `global_clustering` of a
+            directed graph, and so the figure of Lin et al. 2024.
+        triangles: their number, reciprocity ignored.
+    """
+
+    transitivity: float
+    local: float
+    multigraph: float
+    triangles: int
+
+
+@dataclass(frozen=True)
+class RichClub:
+    """Density among the nodes of undirected degree above `degree`, beside that of degree-preserving random graphs.
+
+    `ratio` is None where no random graph joins any two of these nodes.
+    """
+
+    degree: int
+    nodes: int
+    density: float
+    random_density: float
+    ratio: float | None
+
+
+def density(adjacency: Adjacency, *, directed: bool) -> float:
+    """Edges, or connected pairs, over the ordered, or unordered, pairs of distinct nodes."""
+    graph = as_graph(adjacency)
+    pairs = graph.nodes * (graph.nodes - 1)
+    return (graph.edges if directed else graph.undirected.nnz) / pairs if pairs else 0.0
+
+
+def reciprocity(adjacency: Adjacency) -> float:
+    """Share of the edges i -> j whose j -> i is an edge; 0 without edges."""
+    graph = as_graph(adjacency)
+    return 2 - graph.undirected.nnz / graph.edges if graph.edges else 0.0
+
+
+def components(adjacency: Adjacency, *, strong: bool) -> Components:
+    """Strongly connected components of the directed graph, or weakly connected ones."""
+    graph = as_graph(adjacency)
+    count, labels = csgraph.connected_components(graph.adjacency, connection="strong" if strong else "weak")
+    return Components(int(count), int(np.bincount(labels).max(initial=0)))
+
+
+def compiled(undirected: sparse.csr_array) -> igraph.Graph:
+    """igraph's form of a symmetric adjacency matrix."""
+    return compiled_edges(undirected.shape[0], edge_pairs(undirected))
+
+
+def compiled_edges(nodes: int, pairs: np.ndarray) -> igraph.Graph:
+    """igraph's form of unordered pairs, int64 [E, 2]."""
+    return igraph.Graph(nodes, edges=memoryview(np.ascontiguousarray(pairs)))
+
+
+def edge_pairs(undirected: sparse.csr_array) -> np.ndarray:
+    """int64 [E, 2]: the pairs i < j of a symmetric adjacency matrix."""
+    upper = sparse.triu(undirected, 1, format="coo")
+    return np.column_stack([upper.row, upper.col]).astype(np.int64)
+
+
+def transitivity(undirected: igraph.Graph) -> float:
+    """3 * triangles / connected triples; 0 where there is no triple."""
+    value = undirected.transitivity_undirected(mode="zero")
+    return float(value)
+
+
+def clustering(adjacency: Adjacency) -> Clustering:
+    """All of `Clustering`."""
+    graph = as_graph(adjacency)
+    undirected = compiled(graph.undirected)
+    degree = np.diff(graph.undirected.indptr).astype(np.int64)
+    triples = int((degree * (degree - 1)).sum()) // 2
+    plain = transitivity(undirected)
+    local = undirected.transitivity_avglocal_undirected(mode="zero") if graph.nodes else 0.0
+    return Clustering(plain, float(local), _multigraph_transitivity(adjacency), round(plain * triples / 3))
+
+
+def _multigraph_transitivity(adjacency: Adjacency) -> float:
+    """sum_vb U_vb (M M)_vb / sum_v k_v (k_v - 1): M counts the edges between two nodes, U = (M > 0), k = M 1."""
+    graph = as_graph(adjacency)
+    counts = sparse.csr_array(graph.adjacency + graph.adjacency.T).astype(np.int32)
+    counts.sort_indices()
+    degree = counts.sum(axis=1, dtype=np.int64)
+    triples = int((degree * (degree - 1)).sum())
+    pairs = edge_pairs(graph.undirected)
+    row_length = np.diff(counts.indptr)
+    work = np.cumsum(row_length[pairs].sum(1, dtype=np.int64))
+    closed = 0
+    for block in np.split(pairs, np.flatnonzero(np.diff(work // _BLOCK)) + 1):
+        closed += 2 * int(counts[block[:, 0]].multiply(counts[block[:, 1]]).sum(dtype=np.int64))
+    return closed / triples if triples else 0.0
+
+
+def rich_club_densities(pairs: np.ndarray, degree: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(nodes of degree above each threshold, density among them), from unordered pairs [E, 2] and degrees [N]."""
+    nodes = (degree[:, None] > thresholds).sum(0)
+    weakest = np.sort(degree[pairs].min(axis=1))
+    inside = len(weakest) - np.searchsorted(weakest, thresholds, side="right")
+    return nodes, inside / np.maximum(nodes * (nodes - 1) // 2, 1)
+
+
+def rich_club_thresholds(degree: np.ndarray) -> np.ndarray:
+    """The degrees above which the top half, tenth, hundredth and thousandth of the nodes lie, at least two of them."""
+    thresholds = np.unique(np.quantile(degree, [0.5, 0.9, 0.99, 0.999], method="inverted_cdf").astype(np.int64))
+    return thresholds[(degree[:, None] > thresholds).sum(0) >= 2]
