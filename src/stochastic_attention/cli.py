@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": ".commands.compare",
     "bench": ".commands.bench",
     "backends": ".commands.backends",
+    "reach": ".commands.reach",
 }
 
 # Third-party module -> the extra that brings it.
@@ -24,6 +25,8 @@ _EXTRAS = {
     "datasets": "evaluation",
     "matplotlib": "evaluation",
     "tqdm": "evaluation",
+    "numpy": "analysis",
+    "scipy": "analysis",
 }
 
 
