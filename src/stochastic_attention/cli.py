@@ -15,6 +15,8 @@ COMMANDS = {
     "bench": ".commands.bench",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
+    "graph": ".commands.graph",
+    "compare-graphs": ".commands.compare_graphs",
 }
 
 # Third-party module -> the extra that brings it.
@@ -27,6 +29,8 @@ _EXTRAS = {
     "tqdm": "evaluation",
     "numpy": "analysis",
     "scipy": "analysis",
+    "igraph": "analysis",
+    "pyarrow": "analysis",
 }
 
 

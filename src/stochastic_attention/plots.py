@@ -82,3 +82,43 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title)
     axes.set_ylabel(panel.y_label)
     axes.grid(alpha=0.3)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Labelled points over one pair of logarithmic axes; `at_one` marks the value 1 of both."""
+
+    title: str
+    x_label: str
+    y_label: str
+    points: Sequence[tuple[str, float, float]]
+    at_one: bool = False
+
+
+def plot_scatters(scatters: Sequence[Scatter], path: Path) -> None:
+    """Draw scatters side by side; a label keeps its colour and marker in all of them. Writes a PNG."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
+
+    figure = Figure(figsize=(5.2 * len(scatters), 4.8), layout="constrained")
+    labels = list(dict.fromkeys(label for scatter in scatters for label, _, _ in scatter.points))
+    markers = "osD^v<>Ph*"
+    for scatter, axes in zip(scatters, figure.subplots(1, len(scatters), squeeze=False)[0], strict=True):
+        for label, x, y in scatter.points:
+            place = labels.index(label)
+            axes.loglog(x, y, markers[place % len(markers)], color=f"C{place % 10}", label=label)
+        if scatter.at_one:
+            axes.axhline(1, color="black", linestyle="--")
+            axes.axvline(1, color="black", linestyle="--")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(ScalarFormatter())
+        axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=90)
+        axes.set_title(scatter.title)
+        axes.set_xlabel(scatter.x_label)
+        axes.set_ylabel(scatter.y_label)
+        axes.grid(alpha=0.3)
+    handles = {
+        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
+    figure.savefig(path, dpi=150)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,7 +110,7 @@ class Graph:
     @property
     def nodes(self) -> int:
         """N."""
-        return self.adjacency.shape[0]
+        return len(self.adjacency.indptr) - 1
 
     @property
     def edges(self) -> int:
@@ -143,19 +144,14 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
     """
     if isinstance(adjacency, Graph):
         return adjacency
-    if isinstance(adjacency, torch.Tensor):
-        adjacency = adjacency.detach().cpu().numpy()
-    if not sparse.issparse(adjacency):
-        if not isinstance(adjacency, np.ndarray):
-            raise TypeError(
-                f"adjacency must be a numpy, scipy.sparse or torch matrix or a Graph, got {type(adjacency).__name__}"
-            )
-        adjacency = np.asarray(adjacency)  # no np.matrix, whose * is another product
-    if adjacency.ndim != 2 or adjacency.shape[0] != adjacency.shape[1]:
-        raise ValueError(f"adjacency must be square, got shape {adjacency.shape}")
-    if adjacency.dtype.kind not in "biuf":
-        raise ValueError(f"adjacency must hold bools or real numbers, got dtype {adjacency.dtype}")
-    entries = sparse.coo_array(adjacency)
+    matrix: Any = adjacency.detach().cpu().numpy() if isinstance(adjacency, torch.Tensor) else adjacency
+    if not isinstance(matrix, np.ndarray) and not sparse.issparse(matrix):
+        raise TypeError(f"adjacency must be a numpy, scipy.sparse or torch matrix, got {type(matrix).__name__}")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"adjacency must be square, got shape {tuple(matrix.shape)}")
+    if matrix.dtype.kind not in "biuf":
+        raise ValueError(f"adjacency must hold bools or real numbers, got dtype {matrix.dtype}")
+    entries: Any = sparse.coo_array(matrix)
     entries.sum_duplicates()
     entries.eliminate_zeros()
     weights = entries.data.astype(np.float64)

@@ -11,9 +11,10 @@ import gzip
 import math
 import re
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from scipy import io, sparse
 from ..ops.validation import check_count
 from .graph import Graph, as_graph
 
-_DATA = resources.files(__package__.rpartition(".")[0]) / "data"
+_DATA = resources.files("stochastic_attention") / "data"
 EMBEDDED = ("larva", "larva-brain", "worm")
 
 _SOURCE = ("source", "src", "from", "pre", "pre_id", "pre_root_id", "pre_pt_root_id")
@@ -134,60 +135,48 @@ def _read_text(path: Path, columns: Sequence[str] | None, only: Collection[str] 
     ids: dict[str, int] = {}
     sources, targets, weights = array("q"), array("q"), array("d")
     bad = _BadRows(path)
+    notes: list[str] = []
     places: list[int] = []
     width = outside = skipped = 0
-    delimiter: str | None = None
-    notes = []
-    opened = gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else path.open(encoding="utf-8-sig")
-    with opened as file:
-        for number, line in enumerate(file, 1):
-            text = line.strip(" \r\n")
-            if not text.strip() or text[0] in "#%":
-                skipped += 1
+    for number, fields in _split_lines(path):
+        if not fields:
+            skipped += 1
+            continue
+        if not width:
+            width = len(fields)
+            chosen = _choose(fields, columns)
+            places = list(range(min(width, 3))) if chosen is None else chosen
+            unused = [str(x + 1) if chosen is None else fields[x] for x in range(width) if x not in places]
+            if unused:
+                notes.append(f"columns not used: {', '.join(unused)}")
+            if chosen is not None:
                 continue
-            if not width:
-                delimiter = next((mark for mark in ",\t" if mark in text), None)
-            fields = next(csv.reader([text], delimiter=delimiter)) if delimiter and '"' in text else text.split(delimiter)
-            if not width:
-                width = len(fields)
-                chosen = _choose(fields, columns)
-                places = list(range(min(width, 3))) if chosen is None else chosen
-                unused = [str(x + 1) if chosen is None else fields[x] for x in range(width) if x not in places]
-                if unused:
-                    notes.append(f"columns not used: {', '.join(unused)}")
-                if chosen is not None:
-                    continue
-            if len(fields) != width or width < 2:
-                bad.add(number, f"has {len(fields)} fields, not {max(width, 2)}")
-                continue
-            ends = fields[places[0]].strip(), fields[places[1]].strip()
-            if only is not None and not (ends[0] in only and ends[1] in only):
-                outside += 1
-                continue
-            problem = None
-            for end in ends:
-                if end not in ids:
-                    problem = problem or _name_problem(end)
-                    ids[end] = len(ids)
-            weight = 1.0
-            if len(places) == 3:
-                weight = _number(fields[places[2]])
-                problem = problem or (None if 0 < weight < math.inf else f"weight is {fields[places[2]]!r}, not above 0")
-            if problem:
-                bad.add(number, problem)
-                continue
-            sources.append(ids[ends[0]])
-            targets.append(ids[ends[1]])
-            weights.append(weight)
-    bad.raise_if_any("; a header's columns can be named with --columns")
+        if len(fields) != width or width < 2:
+            bad.add(number, f"has {len(fields)} fields, not {max(width, 2)}")
+            continue
+        source, target = fields[places[0]].strip(), fields[places[1]].strip()
+        if only is not None and not (source in only and target in only):
+            outside += 1
+            continue
+        new = [_name_problem(name) for name in (source, target) if name not in ids]
+        weight = 1.0 if len(places) < 3 else _number(fields[places[2]])
+        if not 0 < weight < math.inf:
+            new.append(f"has the weight {fields[places[2]].strip()!r}, not a number above 0")
+        problem = next(filter(None, new), None)
+        if problem:
+            bad.add(number, problem)
+            continue
+        sources.append(ids.setdefault(source, len(ids)))
+        targets.append(ids.setdefault(target, len(ids)))
+        weights.append(weight)
+    bad.raise_if_any("; the columns of a header can be named with --columns")
     if not sources:
         raise ValueError(f"{path.name} holds no edge")
-    names = iter(ids)
-    first = [next(names) for _ in range(min(2, len(ids)))]
-    if len(ids) > 2 and not any(x.isdigit() for x in first) and all(x.isdigit() for x in names):
+    first, rest = list(ids)[:2], list(ids)[2:]
+    if rest and not any(name.isdigit() for name in first) and all(name.isdigit() for name in rest):
         raise ValueError(
             f"{path.name} begins with {' and '.join(first)}, and all other nodes are numbers: "
-            "name the header's columns with --columns"
+            "name the columns of its header with --columns"
         )
     if skipped:
         notes.append(f"blank and comment lines: {skipped:,}")
@@ -198,10 +187,31 @@ def _read_text(path: Path, columns: Sequence[str] | None, only: Collection[str] 
     return _Rows(np.asarray(sources), np.asarray(targets), np.asarray(weights), len(ids), notes)
 
 
+def _split_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line number, fields), no fields for a blank line or a comment. The first row tells the delimiter."""
+    delimiter: str | None = None
+    begun = False
+    with (
+        gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as raw,
+        TextIOWrapper(raw, encoding="utf-8-sig") as file,
+    ):
+        for number, line in enumerate(file, 1):
+            text = line.strip(" \r\n")
+            if not text or text[0] in "#%":
+                yield number, []
+                continue
+            if not begun:
+                begun, delimiter = True, next((mark for mark in ",\t" if mark in text), None)
+            if delimiter is not None and '"' in text:
+                yield number, next(csv.reader([text], delimiter=delimiter))
+            else:
+                yield number, text.split(delimiter)
+
+
 def _name_problem(name: str) -> str | None:
     if not name:
-        return "has an empty node name"
-    return f"node {name} is a rounded number, its digits are lost" if _ROUNDED.fullmatch(name) else None
+        return "names a node without a name"
+    return f"names a node {name}: a rounded number, its digits are lost" if _ROUNDED.fullmatch(name) else None
 
 
 def _number(text: str) -> float:
@@ -215,7 +225,9 @@ class _BadRows:
     """Rows that cannot be read: the first few in words, the rest as a count."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._count, self._shown = path, 0, []
+        self._path = path
+        self._count = 0
+        self._shown: list[str] = []
 
     def add(self, number: int, problem: str) -> None:
         self._count += 1
@@ -257,7 +269,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> _Rows:
         weights = table.column(places[2]).to_numpy().astype(np.float64)
         bad = _BadRows(path)
         for row in np.flatnonzero(~(np.isfinite(weights) & (weights > 0))):
-            bad.add(int(row) + 1, f"weight is {weights[row]}, not above 0")
+            bad.add(int(row) + 1, f"has the weight {weights[row]}, not a number above 0")
         bad.raise_if_any()
         notes = []
     unused = [name for place, name in enumerate(table.column_names) if place not in places]

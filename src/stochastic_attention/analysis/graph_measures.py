@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import igraph
 import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from .graph import Adjacency, as_graph
+from .graph import Adjacency, Graph, as_graph
 
 # Entries of sparse rows that are held at once.
 _BLOCK = 2**24
@@ -91,14 +92,9 @@ def components(adjacency: Adjacency, *, strong: bool) -> Components:
     return Components(int(count), int(np.bincount(labels).max(initial=0)))
 
 
-def compiled(undirected: sparse.csr_array) -> igraph.Graph:
-    """igraph's form of a symmetric adjacency matrix."""
-    return compiled_edges(undirected.shape[0], edge_pairs(undirected))
-
-
-def compiled_edges(nodes: int, pairs: np.ndarray) -> igraph.Graph:
-    """igraph's form of unordered pairs, int64 [E, 2]."""
-    return igraph.Graph(nodes, edges=memoryview(np.ascontiguousarray(pairs)))
+def compiled(nodes: int, pairs: np.ndarray) -> igraph.Graph:
+    """igraph's form of an undirected graph, from its unordered pairs, int64 [E, 2]."""
+    return igraph.Graph(nodes, edges=np.ascontiguousarray(pairs))
 
 
 def edge_pairs(undirected: sparse.csr_array) -> np.ndarray:
@@ -109,26 +105,23 @@ def edge_pairs(undirected: sparse.csr_array) -> np.ndarray:
 
 def transitivity(undirected: igraph.Graph) -> float:
     """3 * triangles / connected triples; 0 where there is no triple."""
-    value = undirected.transitivity_undirected(mode="zero")
-    return float(value)
+    return float(undirected.transitivity_undirected(mode="zero"))
 
 
 def clustering(adjacency: Adjacency) -> Clustering:
     """All of `Clustering`."""
     graph = as_graph(adjacency)
-    undirected = compiled(graph.undirected)
+    undirected = compiled(graph.nodes, edge_pairs(graph.undirected))
     degree = np.diff(graph.undirected.indptr).astype(np.int64)
     triples = int((degree * (degree - 1)).sum()) // 2
     plain = transitivity(undirected)
     local = undirected.transitivity_avglocal_undirected(mode="zero") if graph.nodes else 0.0
-    return Clustering(plain, float(local), _multigraph_transitivity(adjacency), round(plain * triples / 3))
+    return Clustering(plain, float(local), _multigraph_transitivity(graph), round(plain * triples / 3))
 
 
-def _multigraph_transitivity(adjacency: Adjacency) -> float:
+def _multigraph_transitivity(graph: Graph) -> float:
     """sum_vb U_vb (M M)_vb / sum_v k_v (k_v - 1): M counts the edges between two nodes, U = (M > 0), k = M 1."""
-    graph = as_graph(adjacency)
-    counts = sparse.csr_array(graph.adjacency + graph.adjacency.T).astype(np.int32)
-    counts.sort_indices()
+    counts: Any = sparse.csr_array(graph.adjacency + graph.adjacency.T, dtype=np.int32)
     degree = counts.sum(axis=1, dtype=np.int64)
     triples = int((degree * (degree - 1)).sum())
     pairs = edge_pairs(graph.undirected)

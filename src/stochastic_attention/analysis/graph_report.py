@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from ..records import Estimate
+from ..tables import markdown
 from .graph import Adjacency, Tally, as_graph
 from .graph_measures import (
     Clustering,
@@ -21,9 +23,6 @@ from .graph_measures import (
 )
 from .shortest_paths import PathLengths, batches, default_sources, path_lengths
 from .small_world import Null, SmallWorld, null_steps, small_world
-
-# Two-sided 95 % of a normal distribution.
-_Z = 1.96
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def render(report: GraphReport) -> str:
         "",
         "S = (C / C_rand) / (L / L_rand). Lin et al. 2024: their C, an Erdos-Renyi graph's density and expected L.",
         "",
-        markdown_table(
+        markdown(
             [["null model", "graphs", "C_rand", "L_rand", "S"]]
             + [_null_row(null) for null in (world.erdos_renyi, world.degree_preserving, world.published)]
         ),
@@ -154,7 +153,7 @@ def render(report: GraphReport) -> str:
         "",
         "Rich club: density among the nodes of degree above k, over that of degree-preserving random graphs.",
         "",
-        markdown_table(
+        markdown(
             [["k", "nodes", "density", "random", "ratio"]]
             + [
                 [
@@ -167,26 +166,19 @@ def render(report: GraphReport) -> str:
                 for club in world.rich_club
             ]
         ),
-        f"± is a 95 % confidence interval, {_Z} standard errors; a figure without ± is exact.",
+        "± is a 95 % confidence interval (Student's t over what was sampled); a figure without ± is exact.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def interval(estimate: Estimate | None, digits: int) -> str:
-    """The value, and half its 95 % confidence interval where it is sampled."""
+    """The value, and half its 95 % confidence interval where it is sampled (Student's t, n - 1 degrees of freedom)."""
     if estimate is None:
         return "undefined"
     text = f"{estimate.value:.{digits}f}"
-    return text + (f" ± {_Z * estimate.stderr:.{digits}f}" if estimate.stderr else "")
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows under a header, aligned so that it reads on a terminal too: the first column left, the others right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    pad = [str.ljust, *[str.rjust] * (len(widths) - 1)]
-    text = ["| " + " | ".join(p(x, w) for p, x, w in zip(pad, row, widths, strict=True)) + " |" for row in rows]
-    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join([text[0], "| " + " | ".join(rule) + " |", *text[1:]]) + "\n"
+    if not estimate.stderr:
+        return text
+    return f"{text} ± {stdtrit(estimate.n - 1, 0.975) * estimate.stderr:.{digits}f}"
 
 
 def _degrees(degrees: Degrees) -> str:

@@ -104,7 +104,7 @@ def path_lengths(
 
 def _search(incoming: sparse.csr_array, sources: np.ndarray) -> np.ndarray:
     """Nodes at distance 1, 2, ... of each source: int64 [levels, sources]."""
-    n = incoming.shape[0]
+    n = len(incoming.indptr) - 1
     bits = np.zeros((n, _WORD), np.uint8)
     bits[sources, np.arange(len(sources))] = 1
     reached = np.packbits(bits, axis=1).view(np.uint64)[:, 0]

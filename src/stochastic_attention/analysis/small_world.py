@@ -21,15 +21,15 @@ from .graph_measures import (
     Clustering,
     RichClub,
     compiled,
-    compiled_edges,
+    edge_pairs,
     rich_club_densities,
     rich_club_thresholds,
     transitivity,
 )
 from .shortest_paths import PathLengths, batches, default_sources, path_lengths
 
-# Edge switches tried per edge between two samples of the degree-preserving null; each draws two edges.
-_SWITCHES = 3
+# Rounds of edge switching between two samples of the degree-preserving null; a round draws every edge once.
+_ROUNDS = 10
 # Sources of a random graph's path lengths, at most: its nodes are alike, so more would not tell.
 _NULL_SOURCES = 1024
 
@@ -72,10 +72,11 @@ class SmallWorld:
 
 
 def small_worldness(clustering: Estimate, path: Estimate, null_clustering: Estimate, null_path: Estimate) -> Estimate:
-    """(C / C_rand) / (L / L_rand); the relative errors of the four add in squares."""
+    """(C / C_rand) / (L / L_rand); the relative errors of the four add in squares, n is the smallest sample's."""
     value = (clustering.value / null_clustering.value) / (path.value / null_path.value)
-    relative = [x.stderr / x.value for x in (clustering, path, null_clustering, null_path) if x.stderr and x.value]
-    return Estimate(value, abs(value) * math.hypot(*relative) if relative else 0.0, path.n)
+    sampled = [x for x in (clustering, path, null_clustering, null_path) if x.stderr]
+    relative = math.hypot(*((x.stderr or 0.0) / x.value for x in sampled))
+    return Estimate(value, value * relative, min((x.n for x in sampled), default=path.n))
 
 
 def erdos_renyi_path(nodes: int, edges: int) -> float | None:
@@ -97,7 +98,7 @@ def published_definition(nodes: int, edges: int, multigraph_clustering: float, p
 
 def null_steps(nodes: int, edges: int, samples: int) -> int:
     """How often `small_world` ticks."""
-    return samples * (2 * batches(_null_sources(nodes, edges)) + _SWITCHES + 1) + 1
+    return samples * (2 * batches(_null_sources(nodes, edges)) + 2) + 1
 
 
 def small_world(
@@ -122,29 +123,26 @@ def small_world(
     graph = as_graph(adjacency)
     n, m = graph.nodes, graph.undirected_edges
     own_clustering = Estimate(clustering.transitivity, 0.0, 1)
+    own_pairs = edge_pairs(graph.undirected)
     own_degree = np.diff(graph.undirected.indptr).astype(np.int64)
     thresholds = rich_club_thresholds(own_degree)
     by_model: dict[str, list[tuple[float, PathLengths]]] = {"erdos-renyi": [], "degree-preserving": []}
     random_densities = []
+    switched, generator = own_pairs, np.random.default_rng(seed)
     with _igraph_seeded(seed):
-        rewired = compiled(graph.undirected)
         for sample in range(samples):
-            drawn = igraph.Graph.Erdos_Renyi(n, m=m)
+            drawn = np.array(igraph.Graph.Erdos_Renyi(n, m=m).get_edgelist(), dtype=np.int64).reshape(-1, 2)
             tick()
-            by_model["erdos-renyi"].append(_measure(drawn, sample, tick))
-            del drawn
-            for _ in range(_SWITCHES):
-                if m > 1:
-                    rewired.rewire(n=m)
-                tick()
-            by_model["degree-preserving"].append(_measure(rewired, sample, tick))
-            pairs = np.array(rewired.get_edgelist(), dtype=np.int64).reshape(-1, 2)
-            random_densities.append(rich_club_densities(pairs, own_degree, thresholds)[1])
+            by_model["erdos-renyi"].append(_measure(n, drawn, sample, tick))
+            switched = switch_edges(switched, n, _ROUNDS, generator)
+            tick()
+            by_model["degree-preserving"].append(_measure(n, switched, sample, tick))
+            random_densities.append(rich_club_densities(switched, own_degree, thresholds)[1])
     nulls = {
         name: _null(name, own_clustering, paths.mean, _mean([c for c, _ in drawn]), _mean_path([p for _, p in drawn]))
         for name, drawn in by_model.items()
     }
-    lattice = transitivity(compiled_edges(n, ring_lattice(n, m)))
+    lattice = transitivity(compiled(n, ring_lattice(n, m)))
     tick()
     return SmallWorld(
         erdos_renyi=nulls["erdos-renyi"],
@@ -152,27 +150,58 @@ def small_world(
         published=published_definition(n, m, clustering.multigraph, paths.mean),
         lattice_clustering=lattice,
         omega=_omega(paths.mean, nulls["degree-preserving"].path, clustering.transitivity, lattice),
-        rich_club=_rich_club(graph, own_degree, thresholds, np.mean(random_densities, axis=0)),
+        rich_club=_rich_club(own_pairs, own_degree, thresholds, np.mean(random_densities, axis=0)),
     )
 
 
 def ring_lattice(nodes: int, edges: int) -> np.ndarray:
-    """int64 [edges, 2]: nodes on a ring, joined to their nearest neighbours, the outermost ring as far as edges last."""
+    """int64 [edges, 2]: a ring whose nodes join their nearest neighbours, the last distance as far as edges go."""
     check_count("edges", edges, minimum=0, maximum=nodes * (nodes - 1) // 2)
     place = np.arange(edges, dtype=np.int64)
     start = place % nodes
     return np.column_stack([start, (start + place // nodes + 1) % nodes])
 
 
+def switch_edges(pairs: np.ndarray, nodes: int, rounds: int, generator: np.random.Generator) -> np.ndarray:
+    """A random graph with the degrees of the one of unordered pairs [E, 2]: int64 [E, 2], no loop, no repeated pair.
+
+    A round matches all edges two by two at random, and turns a-b, c-d into a-d, c-b, one of the two ways round at
+    random. A match is left alone where a loop would arise, or where any other match holds or proposes one of its four
+    pairs. That rule reads the same from either side of the switch, so every such graph is equally likely in the end.
+    """
+    first, second = pairs[:, 0].copy(), pairs[:, 1].copy()
+    half = len(pairs) // 2
+
+    def key(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return np.minimum(one, other) * nodes + np.maximum(one, other)
+
+    for _ in range(rounds if half else 0):
+        order = generator.permutation(len(pairs))
+        left, right, odd = order[:half], order[half : 2 * half], order[2 * half :]
+        turn = generator.random(half) < 0.5
+        a, b = first[left], second[left]
+        c, d = np.where(turn, second[right], first[right]), np.where(turn, first[right], second[right])
+        keys = [key(a, b), key(c, d), key(a, d), key(c, b)]
+        ordered = np.sort(np.concatenate([*keys, key(first[odd], second[odd])]))
+        clashing = ordered[1:][ordered[1:] == ordered[:-1]]
+        free = (a != d) & (c != b)
+        for pair in keys if len(clashing) else ():
+            free &= clashing[np.searchsorted(clashing, pair).clip(max=len(clashing) - 1)] != pair
+        second[left[free]] = d[free]
+        first[right[free]], second[right[free]] = c[free], b[free]
+    return np.column_stack([first, second])
+
+
 def _null_sources(nodes: int, edges: int) -> int:
     return min(default_sources(nodes, edges), _NULL_SOURCES)
 
 
-def _measure(drawn: igraph.Graph, seed: int, tick: Callable[[], object]) -> tuple[float, PathLengths]:
-    pairs = np.array(drawn.get_edgelist(), dtype=np.int64).reshape(-1, 2)
-    graph = Graph.from_edges(pairs[:, 0], pairs[:, 1], drawn.vcount())
-    sources = _null_sources(graph.nodes, graph.edges)
-    return transitivity(drawn), path_lengths(graph, directed=False, sources=sources, seed=seed, tick=tick)
+def _measure(nodes: int, pairs: np.ndarray, seed: int, tick: Callable[[], object]) -> tuple[float, PathLengths]:
+    """(transitivity, path lengths) of the undirected graph of unordered pairs [E, 2]."""
+    graph = Graph.from_edges(pairs[:, 0], pairs[:, 1], nodes)
+    sources = _null_sources(nodes, graph.edges)
+    paths = path_lengths(graph, directed=False, sources=sources, seed=seed, tick=tick)
+    return transitivity(compiled(nodes, pairs)), paths
 
 
 def _mean(values: list[float]) -> Estimate:
@@ -195,14 +224,13 @@ def _omega(path: Estimate | None, null_path: Estimate | None, clustering: float,
         return None
     ratio = null_path.value / path.value
     relative = math.hypot((path.stderr or 0.0) / path.value, (null_path.stderr or 0.0) / null_path.value)
-    return Estimate(ratio - clustering / lattice, ratio * relative, path.n)
+    return Estimate(ratio - clustering / lattice, ratio * relative, null_path.n)
 
 
 def _rich_club(
-    graph: Graph, degree: np.ndarray, thresholds: np.ndarray, random_densities: np.ndarray
+    pairs: np.ndarray, degree: np.ndarray, thresholds: np.ndarray, random_densities: np.ndarray
 ) -> tuple[RichClub, ...]:
-    upper = np.column_stack(graph.undirected.nonzero())
-    nodes, densities = rich_club_densities(upper[upper[:, 0] < upper[:, 1]], degree, thresholds)
+    nodes, densities = rich_club_densities(pairs, degree, thresholds)
     return tuple(
         RichClub(int(k), int(count), float(own), float(drawn), float(own / drawn) if drawn else None)
         for k, count, own, drawn in zip(thresholds, nodes, densities, random_densities, strict=True)

@@ -15,8 +15,8 @@ from . import require
 from .options import split_list
 
 _HELP = (
-    "a graph is needed: `sattn graph larva` (or larva-brain, worm), `sattn graph EDGES` for a file (edge list, parquet, "
-    "npz, mtx, GraphML), or `sattn graph --pattern sa`; `sattn graph --help` has all options"
+    "a graph is needed: `sattn graph larva` (or larva-brain, worm), `sattn graph EDGES` for a file (edge list, "
+    "parquet, npz, mtx, GraphML), or `sattn graph --pattern sa`; `sattn graph --help` has all options"
 )
 _OF_FILES = ("min_synapses", "columns", "nodes")
 _OF_PATTERNS = {"n": 4096, "window": 64, "layers": 4}
@@ -30,10 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EDGES",
         help="larva, larva-brain, worm, or a file: edge list (text, .gz), .parquet, .npz, .mtx, .graphml",
     )
-    parser.add_argument("--min-synapses", type=float, help="keep pairs whose weight, summed over rows, is at least this")
+    parser.add_argument("--min-synapses", type=float, help="least weight of a pair, summed over its rows")
     parser.add_argument("--columns", help="SOURCE,TARGET or SOURCE,TARGET,WEIGHT: names in the file's header")
     parser.add_argument("--nodes", type=int, help="nodes in all, where some have no edge in the file")
-    parser.add_argument("--pattern", help="swa, swa+sinks, sa, sa-block, sa-prefix or gated, instead of EDGES")
+    parser.add_argument("--pattern", help="swa, sa, sa-block, sa-prefix, gated, ..., instead of EDGES")
     parser.add_argument("--n", type=int, help="tokens of the pattern's document (4096)")
     parser.add_argument("--window", type=int, help="of the pattern (64)")
     parser.add_argument("--layers", type=int, help="whose edges are united (4)")
@@ -48,9 +48,10 @@ def run(args: argparse.Namespace) -> int:
     require("scipy", "igraph", "tqdm", "pyarrow")
     from tqdm import tqdm
 
+    from ..analysis.edges import PATTERNS
     from ..analysis.graph_files import read_graph
     from ..analysis.graph_report import measure, render, steps
-    from ..analysis.pattern_graph import PATTERNS, pattern_graph
+    from ..analysis.pattern_graph import pattern_graph
     from ..ops.validation import check_choice, check_count
     from ..records import Environment, Record, write_text
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         for name, default in _OF_PATTERNS.items():
             setattr(args, name, default if getattr(args, name) is None else getattr(args, name))
             check_count(name, getattr(args, name), minimum=1)
-        graph = pattern_graph(PATTERNS[args.pattern](args.window, args.seed), args.n, args.layers)
+        graph = pattern_graph(PATTERNS[args.pattern](args.window), args.n, args.layers, seed=args.seed)
         title = f"{args.pattern}, {args.n:,} tokens"
     sources = source_count(args.sources, graph.nodes)
     with tqdm(total=steps(graph.nodes, graph.edges, sources, args.nulls), dynamic_ncols=True) as bar:
