@@ -13,7 +13,7 @@ from scipy.sparse import csgraph
 from .graph import Adjacency, Graph, as_graph
 
 # Entries of sparse rows that are held at once.
-_BLOCK = 2**24
+_BLOCK = 2**21
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from .graph_measures import (
 from .shortest_paths import PathLengths, batches, default_sources, path_lengths
 
 # Rounds of edge switching between two samples of the degree-preserving null; a round draws every edge once.
-_ROUNDS = 10
+_ROUNDS = 5
 # Sources of a random graph's path lengths, at most: its nodes are alike, so more would not tell.
 _NULL_SOURCES = 1024
 
