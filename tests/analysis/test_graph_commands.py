@@ -44,23 +44,8 @@ def test_the_report_of_a_file_says_what_was_read_left_out_and_measured(tmp_path,
 
 
 def test_a_sampled_report_says_so(tmp_path, capsys):
-    arguments = [
-        "graph",
-        "--pattern",
-        "sa",
-        "--n",
-        "300",
-        "--window",
-        "4",
-        "--layers",
-        "2",
-        "--sources",
-        "70",
-        "--nulls",
-        "2",
-        "--output",
-    ]
-    assert cli.main([*arguments, str(tmp_path)]) == 0
+    options = "--pattern sa --n 300 --window 4 --layers 2 --sources 70 --nulls 2"
+    assert cli.main(["graph", *options.split(), "--output", str(tmp_path)]) == 0
     report = capsys.readouterr().out
     assert "# sa, 300 tokens" in report
     assert "- union of 2 causal layers of stochastic(window=4), an edge from key to query" in report
