@@ -119,7 +119,8 @@ def _search(incoming: sparse.csr_array, sources: np.ndarray) -> np.ndarray:
         if not new.any():
             break
         reached[has] |= new
-        levels.append(np.unpackbits(new.view(np.uint8).reshape(-1, _WORD // 8), axis=1).sum(0, dtype=np.int64))
+        found = new[new != 0]
+        levels.append(np.unpackbits(found.view(np.uint8).reshape(-1, _WORD // 8), axis=1).sum(0, dtype=np.int64))
     return np.array(levels, dtype=np.int64).reshape(-1, _WORD)[:, : len(sources)]
 
 

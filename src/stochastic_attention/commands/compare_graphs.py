@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fly", type=Path, help="edges of the adult fly, or any file that `sattn graph` reads")
     parser.add_argument("--min-synapses", type=float, help="least weight of one of the fly's pairs")
     parser.add_argument("--patterns", default="swa,sa,gated-half", help="comma-separated; gated-half: w/2 a path")
-    parser.add_argument("--n", type=int, default=8192, help="tokens of the patterns' document")
+    parser.add_argument("--n", type=int, default=4096, help="tokens of the patterns' document")
     parser.add_argument("--window", type=int, default=16, help="of every pattern")
     parser.add_argument("--layers", default="1,4,16", help="whose edges are united, comma-separated")
     parser.add_argument("--sources", help="nodes to search shortest paths from, or all; by default all if in seconds")
