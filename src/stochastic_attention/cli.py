@@ -15,6 +15,7 @@ COMMANDS = {
     "bench": ".commands.bench",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
+    "mixing": ".commands.mixing",
 }
 
 # Third-party module -> the extra that brings it.
