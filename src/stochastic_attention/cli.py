@@ -16,6 +16,7 @@ COMMANDS = {
     "backends": ".commands.backends",
     "reach": ".commands.reach",
     "mixing": ".commands.mixing",
+    "estimator": ".commands.estimator",
 }
 
 # Third-party module -> the extra that brings it.

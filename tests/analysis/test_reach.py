@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stochastic_attention import Pattern, cli
-from stochastic_attention.analysis import reach
+from stochastic_attention.analysis import reach, reach_report
 from stochastic_attention.analysis.edges import PATTERNS, adjacency, layer_edges
 from stochastic_attention.records import Record
 
@@ -32,7 +32,7 @@ def name(value):
     return str(value) if isinstance(value, Pattern) else {True: "causal", False: "both ways"}.get(value)
 
 
-@pytest.mark.parametrize("n", [1, 2, 41, 64])
+@pytest.mark.parametrize("n", [1, 41])
 @pytest.mark.parametrize(("pattern", "causal"), CASES, ids=name)
 def test_fields_are_products_of_dense_masks(pattern, causal, n):
     layers = 3
@@ -105,7 +105,7 @@ def test_the_direct_share_is_one_minus_a_power_of_the_miss(pattern, causal):
     n, layers, queries = 200, 5, np.arange(200)
     runs = [
         reach.direct_fields(replace(pattern, seed=s), n, layers, queries, causal=causal).coverage.mean(1)
-        for s in range(24)
+        for s in range(12)
     ]
     error = np.std(runs, axis=0, ddof=1) / len(runs) ** 0.5
     predicted = reach.predicted_direct(pattern, n, layers, queries, causal=causal)
@@ -203,6 +203,11 @@ def test_the_error_of_a_sample_is_its_spread(noise):
     claimed = np.mean([reach.standard_error(sample, 1000) for sample in samples])
     assert claimed == pytest.approx(np.std([sample.mean() for sample in samples]), rel=0.15)
     assert reach.standard_error(values[:2], 1000) is None
+
+
+def test_a_table_of_many_layers_thins_out():
+    shown = [k for k in range(1, 66) if reach_report._is_shown(k, last=65)]
+    assert shown == [*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 65]
 
 
 def test_progress_counts_every_field_and_layer():
