@@ -55,7 +55,9 @@ def plot_panels(panels: Sequence[Panel], x_label: str, path: Path) -> None:
         _draw(axis, panel)
         axis.set_xlabel(x_label)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8, 3 * len(panels))
+    )
     figure.savefig(path, dpi=150)
 
 

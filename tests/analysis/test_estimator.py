@@ -28,29 +28,29 @@ def test_the_problem_is_what_it_says():
     torch.testing.assert_close(scaled.v, 2 * made.v)
 
 
-@pytest.mark.parametrize("window", [2, 8, 32])
+@pytest.mark.parametrize("window", [2, 32])
 def test_equal_weights_have_the_moments_of_sampling_without_replacement(window):
     # The last query of equal blocks sees itself and 2 * window - 1 others, each set of others as likely as any.
     made, keys, n = problem(), 2 * window, 256
-    draws = estimator.stochastic_draws(made, Pattern.stochastic(window, shape="block"), 4000)
+    draws = estimator.stochastic_draws(made, Pattern.stochastic(window, shape="block"), 1600)
     own, others = made.v[-1], made.v[:-1]
     mean = own / keys + (1 - 1 / keys) * others.mean(0)
     spread = (1 - 1 / keys) ** 2 * others.var(0) / (keys - 1) * (1 - (keys - 1) / (n - 1))
     error = (spread / len(draws)).sqrt()
     assert ((draws.mean(0)[0] - mean).abs() < 5 * error).all()
-    # The variance of 4,000 draws has a relative standard error of about sqrt(2 / 4000).
-    torch.testing.assert_close(draws.var(0)[0], spread, rtol=5 * (2 / 4000) ** 0.5, atol=0.0)
+    # The variance of R draws has a relative standard error of about sqrt(2 / R).
+    torch.testing.assert_close(draws.var(0)[0], spread, rtol=5 * (2 / len(draws)) ** 0.5, atol=0.0)
 
 
 @pytest.mark.parametrize("keys", [1, 5, 256, 300])
 def test_uniform_keys_have_the_moments_of_sampling_without_replacement(keys):
     made, n = problem(), 256
     drawn = min(keys, n)
-    draws = estimator.uniform_key_draws(made, keys, 4000)[:, 0]
+    draws = estimator.uniform_key_draws(made, keys, 1600)[:, 0]
     spread = made.v.var(0) / drawn * (1 - drawn / n)
     error = (spread / len(draws)).sqrt()
     assert ((draws.mean(0) - made.v.mean(0)).abs() <= 5 * error + 1e-12).all()
-    torch.testing.assert_close(draws.var(0), spread, rtol=5 * (2 / 4000) ** 0.5, atol=1e-12)
+    torch.testing.assert_close(draws.var(0), spread, rtol=5 * (2 / len(draws)) ** 0.5, atol=1e-12)
 
 
 def test_uniform_keys_are_of_the_past_and_weighed_by_their_scores():
@@ -109,10 +109,10 @@ def test_the_error_of_a_slope_is_that_of_least_squares():
 def test_the_predicted_slopes_show_for_stochastic_keys_and_the_full_correction_alone():
     settings = estimator_report.Settings(
         n=1024,
-        windows=(4, 8, 16, 32),
+        windows=(4, 8, 16),
         local=32,
-        queries=32,
-        draws=128,
+        queries=24,
+        draws=112,
         head_dim=8,
         score_std=1.0,
         bound=1.0,
@@ -123,7 +123,7 @@ def test_the_predicted_slopes_show_for_stochastic_keys_and_the_full_correction_a
     series = estimator_report.measure(settings, lambda: calls.append(1))
     assert len(calls) == estimator_report.work(settings)
     slopes = {(one.name, one.target, one.axis): (one.bias_slope, one.variance_slope) for one in series}
-    # 2 w - 1 in place of w, and n no larger than 32 w, move a slope by up to a tenth; the rest is noise.
+    # 2 w - 1 in place of w, and n no larger than 64 w, move a slope by up to a tenth; the rest is noise.
     for name in ("sa", "sa-block", "sa-prefix", "union, correction 1"):
         bias, spread = slopes[name, "full", "window"]
         assert bias.value == pytest.approx(-1, abs=0.35)

@@ -69,9 +69,9 @@ def test_moba_sees_its_own_block_and_random_past_ones(top_k, n):
 
 
 def test_moba_draws_every_past_block_equally_often():
-    draws = [adjacency(layer_edges(Pattern.moba(1, 3), 6, layer=k)).toarray()[5, :5] for k in range(2000)]
-    # Two of five blocks: a share of 0.4, standard deviation 0.011.
-    assert np.mean(draws, axis=0) == pytest.approx(np.full(5, 0.4), abs=0.055)
+    draws = [adjacency(layer_edges(Pattern.moba(1, 3), 6, layer=k)).toarray()[5, :5] for k in range(500)]
+    # Two of five blocks: a share of 0.4, standard deviation 0.022.
+    assert np.mean(draws, axis=0) == pytest.approx(np.full(5, 0.4), abs=0.11)
 
 
 def test_fields_by_hand():
@@ -135,12 +135,12 @@ def test_causal_fields_are_full_when_the_last_neighbours_have_met(scope):
     predicted = reach.predicted_layers(pattern, n)
     assert predicted is not None
     firsts = []
-    for seed in range(8):
+    for seed in range(6):
         found = reach.receptive_fields(replace(pattern, seed=seed), n, 3 * int(predicted), np.arange(n))
         firsts.append(int(np.flatnonzero(found.coverage.min(1) == 1)[0]) + 1)
     # The last of n pairs comes at a Gumbel time: 0.58 scales after the closed form, with a deviation of 1.3 scales.
     scale = predicted / np.log(n)
-    assert abs(np.mean(firsts) - predicted - 0.58 * scale) < 4 * 1.3 * scale / 8**0.5
+    assert abs(np.mean(firsts) - predicted - 0.58 * scale) < 4 * 1.3 * scale / 6**0.5
 
 
 def test_fields_that_look_both_ways_are_full_within_a_layer_or_two_of_their_growth():
