@@ -124,7 +124,7 @@ def test_the_predicted_slopes_show_for_stochastic_keys_and_the_full_correction_a
     assert len(calls) == estimator_report.work(settings)
     slopes = {(one.name, one.target, one.axis): (one.bias_slope, one.variance_slope) for one in series}
     # 2 w - 1 in place of w, and n no larger than 64 w, move a slope by up to a tenth; the rest is noise.
-    for name in ("sa", "sa-block", "sa-prefix", "union, correction 1"):
+    for name in ("sa", "sa-block", "union, correction 1"):
         bias, spread = slopes[name, "full", "window"]
         assert bias.value == pytest.approx(-1, abs=0.35)
         assert spread.value == pytest.approx(-1, abs=0.2)

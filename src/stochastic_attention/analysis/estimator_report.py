@@ -64,12 +64,8 @@ class Settings:
         check_real("bound", self.bound, above=0.0)
 
     def patterns(self, window: int) -> dict[str, Pattern]:
-        """What is measured at each window, by name."""
-        alone = {
-            "sa": Pattern.stochastic(window),
-            "sa-block": Pattern.stochastic(window, shape="block"),
-            "sa-prefix": Pattern.stochastic(window, scope="prefix"),
-        }
+        """What is measured at each window, by name. Scope "prefix" is the same to a query that ends a whole level."""
+        alone = {"sa": Pattern.stochastic(window), "sa-block": Pattern.stochastic(window, shape="block")}
         return alone | {
             f"union, correction {c:g}": Pattern.stochastic(window, local=self.local, correction=c) for c in CORRECTIONS
         }
