@@ -1,6 +1,7 @@
 """Receptive fields against products of dense masks, closed forms and hand-computed cases."""
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -203,6 +204,18 @@ def test_the_error_of_a_sample_is_its_spread(noise):
     claimed = np.mean([reach.standard_error(sample, 1000) for sample in samples])
     assert claimed == pytest.approx(np.std([sample.mean() for sample in samples]), rel=0.15)
     assert reach.standard_error(values[:2], 1000) is None
+
+
+def test_memory_grows_with_the_tokens_times_the_window_at_most():
+    n, window = 100_000, 64
+    tracemalloc.start()
+    try:
+        found = reach.receptive_fields(Pattern.stochastic(window), n, 2, reach.sample_queries(n, 16))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.sizes[1].max() > 2 * window
+    assert peak < 8 * n * window  # one float64 for every query and key of its window; a table of all pairs: 1,250 MB
 
 
 def test_a_table_of_many_layers_thins_out():
