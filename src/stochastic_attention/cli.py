@@ -15,6 +15,8 @@ COMMANDS = {
     "bench": ".commands.bench",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
+    "mixing": ".commands.mixing",
+    "estimator": ".commands.estimator",
     "graph": ".commands.graph",
     "compare-graphs": ".commands.compare_graphs",
 }

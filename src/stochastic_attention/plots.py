@@ -55,7 +55,9 @@ def plot_panels(panels: Sequence[Panel], x_label: str, path: Path) -> None:
         _draw(axis, panel)
         axis.set_xlabel(x_label)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8, 3 * len(panels))
+    )
     figure.savefig(path, dpi=150)
 
 
@@ -98,7 +100,7 @@ class Scatter:
 def plot_scatters(scatters: Sequence[Scatter], path: Path) -> None:
     """Draw scatters side by side; a label keeps its colour and marker in all of them. Writes a PNG."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     figure = Figure(figsize=(5.2 * len(scatters), 4.8), layout="constrained")
     labels = list(dict.fromkeys(label for scatter in scatters for label, _, _ in scatter.points))
@@ -110,9 +112,10 @@ def plot_scatters(scatters: Sequence[Scatter], path: Path) -> None:
         if scatter.at_one:
             axes.axhline(1, color="black", linestyle="--")
             axes.axvline(1, color="black", linestyle="--")
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.xaxis.set_minor_formatter(ScalarFormatter())
-        axes.tick_params(axis="x", which="minor", labelsize="x-small", labelrotation=90)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
         axes.set_title(scatter.title)
         axes.set_xlabel(scatter.x_label)
         axes.set_ylabel(scatter.y_label)

@@ -1,13 +1,14 @@
 """Receptive fields against products of dense masks, closed forms and hand-computed cases."""
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from stochastic_attention import Pattern, cli
-from stochastic_attention.analysis import reach
+from stochastic_attention.analysis import reach, reach_report
 from stochastic_attention.analysis.edges import PATTERNS, adjacency, layer_edges
 from stochastic_attention.records import Record
 
@@ -32,7 +33,7 @@ def name(value):
     return str(value) if isinstance(value, Pattern) else {True: "causal", False: "both ways"}.get(value)
 
 
-@pytest.mark.parametrize("n", [1, 2, 41, 64])
+@pytest.mark.parametrize("n", [1, 41])
 @pytest.mark.parametrize(("pattern", "causal"), CASES, ids=name)
 def test_fields_are_products_of_dense_masks(pattern, causal, n):
     layers = 3
@@ -69,9 +70,9 @@ def test_moba_sees_its_own_block_and_random_past_ones(top_k, n):
 
 
 def test_moba_draws_every_past_block_equally_often():
-    draws = [adjacency(layer_edges(Pattern.moba(1, 3), 6, layer=k)).toarray()[5, :5] for k in range(2000)]
-    # Two of five blocks: a share of 0.4, standard deviation 0.011.
-    assert np.mean(draws, axis=0) == pytest.approx(np.full(5, 0.4), abs=0.055)
+    draws = [adjacency(layer_edges(Pattern.moba(1, 3), 6, layer=k)).toarray()[5, :5] for k in range(500)]
+    # Two of five blocks: a share of 0.4, standard deviation 0.022.
+    assert np.mean(draws, axis=0) == pytest.approx(np.full(5, 0.4), abs=0.11)
 
 
 def test_fields_by_hand():
@@ -105,7 +106,7 @@ def test_the_direct_share_is_one_minus_a_power_of_the_miss(pattern, causal):
     n, layers, queries = 200, 5, np.arange(200)
     runs = [
         reach.direct_fields(replace(pattern, seed=s), n, layers, queries, causal=causal).coverage.mean(1)
-        for s in range(24)
+        for s in range(12)
     ]
     error = np.std(runs, axis=0, ddof=1) / len(runs) ** 0.5
     predicted = reach.predicted_direct(pattern, n, layers, queries, causal=causal)
@@ -135,12 +136,12 @@ def test_causal_fields_are_full_when_the_last_neighbours_have_met(scope):
     predicted = reach.predicted_layers(pattern, n)
     assert predicted is not None
     firsts = []
-    for seed in range(8):
+    for seed in range(6):
         found = reach.receptive_fields(replace(pattern, seed=seed), n, 3 * int(predicted), np.arange(n))
         firsts.append(int(np.flatnonzero(found.coverage.min(1) == 1)[0]) + 1)
     # The last of n pairs comes at a Gumbel time: 0.58 scales after the closed form, with a deviation of 1.3 scales.
     scale = predicted / np.log(n)
-    assert abs(np.mean(firsts) - predicted - 0.58 * scale) < 4 * 1.3 * scale / 8**0.5
+    assert abs(np.mean(firsts) - predicted - 0.58 * scale) < 4 * 1.3 * scale / 6**0.5
 
 
 def test_fields_that_look_both_ways_are_full_within_a_layer_or_two_of_their_growth():
@@ -203,6 +204,23 @@ def test_the_error_of_a_sample_is_its_spread(noise):
     claimed = np.mean([reach.standard_error(sample, 1000) for sample in samples])
     assert claimed == pytest.approx(np.std([sample.mean() for sample in samples]), rel=0.15)
     assert reach.standard_error(values[:2], 1000) is None
+
+
+def test_memory_grows_with_the_tokens_times_the_window_at_most():
+    n, window = 100_000, 64
+    tracemalloc.start()
+    try:
+        found = reach.receptive_fields(Pattern.stochastic(window), n, 2, reach.sample_queries(n, 16))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.sizes[1].max() > 2 * window
+    assert peak < 8 * n * window  # one float64 for every query and key of its window; a table of all pairs: 1,250 MB
+
+
+def test_a_table_of_many_layers_thins_out():
+    shown = [k for k in range(1, 66) if reach_report._is_shown(k, last=65)]
+    assert shown == [*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 65]
 
 
 def test_progress_counts_every_field_and_layer():

@@ -192,11 +192,19 @@ def render(results: Sequence[PatternReach], settings: Settings) -> str:
             ]
         )
         for reach in result.layers[: within[-1]]:
+            if not _is_shown(reach.layers, last=within[-1] or settings.layers):
+                continue
             spread = "" if reach.spread is None else f" ± {reach.spread:.4f}"
             figures = (reach.predicted, reach.minimum, reach.direct, reach.predicted_direct)
             mean = f"{reach.coverage.value:.4f}{spread}"
             coverage.append([result.name, str(reach.layers), mean, *(_number(x, "{:.4f}") for x in figures)])
     return "\n".join([markdown(depths), markdown(coverage), _notes(results, settings)])
+
+
+def _is_shown(layers: int, last: int) -> bool:
+    """The first dozen layers, then those of about equal ratios, and the last."""
+    octave = 1 << layers.bit_length() - 3 if layers > 12 else 1
+    return layers % octave == 0 or layers == last
 
 
 def _number(value: float | None, form: str) -> str:
@@ -233,7 +241,7 @@ def panels(results: Sequence[PatternReach]) -> list[Panel]:
         least.append(Curve(result.name, colour, [Point(x.layers, x.minimum, 0.0) for x in result.layers]))
         predicted = [Point(x.layers, x.predicted, 0.0) for x in result.layers if x.predicted is not None]
         if predicted and any(x.predicted != x.coverage.value for x in result.layers):
-            mean.append(Curve(f"{result.name}, closed form", colour, predicted, is_closed_form=True))
+            mean.append(Curve("closed form", colour, predicted, is_closed_form=True))
     return [
         Panel("mean over queries", "coverage", False, 1.0, "everything", mean),
         Panel("least covered query", "coverage", False, 1.0, "everything", least),
