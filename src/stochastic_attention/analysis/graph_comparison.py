@@ -17,7 +17,7 @@ _COLUMNS = (
 
 def render(reports: Mapping[str, GraphReport]) -> str:
     """A line a graph, and what the columns are."""
-    rows = [_COLUMNS.split(" | ")]
+    rows: list[list[str]] = [[*_COLUMNS.split(" | ")]]
     for name, report in reports.items():
         world, paths = report.small_world, report.undirected_paths
         clustering_ratio, path_ratio = _ratios(report)

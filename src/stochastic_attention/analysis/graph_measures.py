@@ -116,20 +116,27 @@ def clustering(adjacency: Adjacency) -> Clustering:
     triples = int((degree * (degree - 1)).sum()) // 2
     plain = transitivity(undirected)
     local = undirected.transitivity_avglocal_undirected(mode="zero") if graph.nodes else 0.0
-    return Clustering(plain, float(local), _multigraph_transitivity(graph), round(plain * triples / 3))
+    triangles = round(plain * triples / 3)
+    return Clustering(plain, float(local), _multigraph_transitivity(graph, triangles), triangles)
 
 
-def _multigraph_transitivity(graph: Graph) -> float:
-    """sum_vb U_vb (M M)_vb / sum_v k_v (k_v - 1): M counts the edges between two nodes, U = (M > 0), k = M 1."""
-    counts: Any = sparse.csr_array(graph.adjacency + graph.adjacency.T, dtype=np.int32)
-    degree = counts.sum(axis=1, dtype=np.int64)
-    triples = int((degree * (degree - 1)).sum())
-    pairs = edge_pairs(graph.undirected)
-    row_length = np.diff(counts.indptr)
-    work = np.cumsum(row_length[pairs].sum(1, dtype=np.int64))
-    closed = 0
+def _multigraph_transitivity(graph: Graph, triangles: int) -> float:
+    """sum_vb U_vb (M M)_vb / sum_v k_v (k_v - 1): M counts the edges between two nodes, U = (M > 0), k = M 1.
+
+    With M = U + R, R the reciprocated pairs, all terms but U U U, six times the triangles, run over pairs of R alone.
+    """
+    undirected: Any = graph.undirected
+    both: Any = sparse.csr_array(graph.adjacency.multiply(graph.adjacency.T))
+    degree = np.diff(undirected.indptr).astype(np.int64) + np.diff(both.indptr)
+    pairs = edge_pairs(both)
+    work = np.cumsum(np.diff(undirected.indptr)[pairs].sum(1, dtype=np.int64))
+    closed = 6 * triangles
     for block in np.split(pairs, np.flatnonzero(np.diff(work // _BLOCK)) + 1):
-        closed += 2 * int(counts[block[:, 0]].multiply(counts[block[:, 1]]).sum(dtype=np.int64))
+        one, other = undirected[block[:, 0]], undirected[block[:, 1]]
+        closed += 4 * int(one.multiply(other).sum(dtype=np.int64))
+        closed += int(both[block[:, 0]].multiply(other).sum(dtype=np.int64))
+        closed += int(one.multiply(both[block[:, 1]]).sum(dtype=np.int64))
+    triples = int((degree * (degree - 1)).sum())
     return closed / triples if triples else 0.0
 
 
