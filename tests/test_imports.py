@@ -23,7 +23,7 @@ MODULES = sorted(
 )
 # Lowest first. A module imports from its own level or a lower one; backends, which share a level, never each other.
 LEVELS = ["ops", "records", "tables", "plots", "models", "analysis", "hf", "evaluation", "benchmark", "commands", "cli"]
-EXTRAS = ["transformers", "datasets", "matplotlib", "triton", "accelerate", "gguf", "tqdm", "scipy"]
+EXTRAS = ["transformers", "datasets", "matplotlib", "triton", "accelerate", "gguf", "tqdm", "scipy", "igraph"]
 
 
 def imports_of(module: str) -> set[str]:
