@@ -111,13 +111,18 @@ def transitivity(undirected: igraph.Graph) -> float:
 def clustering(adjacency: Adjacency) -> Clustering:
     """All of `Clustering`."""
     graph = as_graph(adjacency)
-    undirected = compiled(graph.nodes, edge_pairs(graph.undirected))
     degree = np.diff(graph.undirected.indptr).astype(np.int64)
-    triples = int((degree * (degree - 1)).sum()) // 2
-    plain = transitivity(undirected)
-    local = undirected.transitivity_avglocal_undirected(mode="zero") if graph.nodes else 0.0
-    triangles = round(plain * triples / 3)
-    return Clustering(plain, float(local), _multigraph_transitivity(graph, triangles), triangles)
+    around = degree * (degree - 1) // 2
+    undirected = compiled(graph.nodes, edge_pairs(graph.undirected))
+    local = np.array(undirected.transitivity_local_undirected(mode="zero"), dtype=np.float64)
+    triangles = round(float(local @ around)) // 3
+    triples = int(around.sum())
+    return Clustering(
+        transitivity=3 * triangles / triples if triples else 0.0,
+        local=float(local.mean()) if len(local) else 0.0,
+        multigraph=_multigraph_transitivity(graph, triangles),
+        triangles=triangles,
+    )
 
 
 def _multigraph_transitivity(graph: Graph, triangles: int) -> float:
