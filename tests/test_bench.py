@@ -77,6 +77,7 @@ def test_the_gate_lets_rounding_pass(dtype):
     [
         (["--patterns", "diagonal"], "patterns must be one of 'swa'"),
         (["--passes", "sideways"], "passes must be one of"),
+        (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
         (["--repeats", "0"], "repeats must be an integer >= 1, got 0"),
         (["--dtype", "int8"], "dtype must be one of"),

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         check_choice("patterns", name, PATTERNS)
     for which in passes:
         check_choice("passes", which, ("forward", "backward", "decode"))
+    if args.memory and "decode" in passes:
+        raise ValueError("memory is measured of forward and backward, not of decode: run them apart")
     check_choice("dtype", args.dtype, ("float64", "float32", "bfloat16", "float16"))
     check_device(args.device)
     lengths = split_numbers("lengths", args.lengths)
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
                     f"   full {timing.full_seconds * 1e3:>9.2f} ms   {timing.speedup:>6.2f}x",
                     flush=True,
                 )
-            for name in names if args.memory and which != "decode" else ():
+            for name in names if args.memory else ():
                 memory = measure_memory(name, workload, backward=backward, backend=args.backend)
                 results["memory"].append(asdict(memory))
                 print(f"{length:>7} {label:<17} {name:<15} {memory.extra_bytes / 2**20:>9.1f} MiB above the inputs")
