@@ -12,5 +12,6 @@ Prefill: any forward pass over whole sequences, training included. Decoding with
 
 from .report import LayerReport, Report, report
 from .swap import restore, set_step, swap
+from .training import RoutingStep
 
-__all__ = ["LayerReport", "Report", "report", "restore", "set_step", "swap"]
+__all__ = ["LayerReport", "Report", "RoutingStep", "report", "restore", "set_step", "swap"]

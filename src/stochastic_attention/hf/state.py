@@ -19,6 +19,7 @@ FAMILIES = {
     "llama": "LlamaAttention",
     "qwen2": "Qwen2Attention",
     "qwen3": "Qwen3Attention",
+    "qwen3_moe": "Qwen3MoeAttention",
 }
 
 _ATTRIBUTE = "_stochastic_attention"
