@@ -202,3 +202,12 @@ def test_experts_see_equal_inputs_when_recomputed(make_model, make_trainer, reen
         assert len(found) == 40, "a forward pass and its recomputation, 20 times"
         assert all(torch.equal(found[i], found[i + 1]) for i in range(0, 40, 2))
         assert not torch.equal(found[0], found[2])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # asked for by torch's own tracing
+def test_a_compiled_run_has_the_losses_of_an_eager_one(make_trainer):
+    eager, compiled = make_trainer(), make_trainer(torch_compile=True, torch_compile_backend="eager")
+    for trainer in (eager, compiled):
+        trainer.train()
+    assert losses(compiled) == losses(eager)
