@@ -32,7 +32,6 @@ def real_part(x, pads, side):
     return x[:, pads:] if side == "left" else x[:, : x.shape[1] - pads]
 
 
-@pytest.mark.parametrize("native", ["sdpa", "eager"])
 def test_a_window_as_long_as_the_row_is_the_untouched_model(make_model, family, backend, native, ids):
     model = make_model(family, native)
     before = logits(model, ids)
@@ -59,7 +58,7 @@ def test_a_changed_future_token_changes_no_earlier_logit(make_model, family, bac
     before, after = logits(model, ids, attention_mask=mask), logits(model, changed, attention_mask=mask)
     # Which tokens choose a block decides how `blocked` groups the work, hence the rounding of all of them.
     rounding = 1e-4 if pattern.kind == "moba" and backend == "blocked" else 0
-    assert (before - after)[:, : pads + 12].abs().max() <= rounding
+    assert (before - after)[:, pads : pads + 12].abs().max() <= rounding
     assert (before - after)[:, pads + 12].abs().max() > 0.01
 
 
@@ -90,7 +89,8 @@ def test_a_row_alone_equals_the_row_in_a_padded_batch(make_model, family, backen
     ids=["no cache, no mask", "default cache", "mask of ones"],
 )
 def test_packed_documents_are_separate(make_model, family, backend, pattern, ids, call):
-    model = swap(make_model(family), pattern, backend=backend)
+    """In swapped layers; those left alone see documents where transformers does: without cache and mask."""
+    model = swap(make_model(family), pattern, "all", backend=backend)
     cut = 9
     position_ids = torch.cat([torch.arange(cut), torch.arange(ids.shape[1] - cut)])[None]
     packed = logits(model, ids, position_ids=position_ids, **call)

@@ -24,6 +24,7 @@ def attention(
     layer: int = ...,
     step: int | Tensor = ...,
     causal: bool = ...,
+    decode: bool = ...,
     query_positions: Tensor | None = ...,
     documents: Tensor | None = ...,
     scale: float | None = ...,
@@ -44,6 +45,7 @@ def attention(
     layer: int = ...,
     step: int | Tensor = ...,
     causal: bool = ...,
+    decode: bool = ...,
     query_positions: Tensor | None = ...,
     documents: Tensor | None = ...,
     scale: float | None = ...,
@@ -63,6 +65,7 @@ def attention(
     layer: int = 0,
     step: int | Tensor = 0,
     causal: bool = True,
+    decode: bool = False,
     query_positions: Tensor | None = None,
     documents: Tensor | None = None,
     scale: float | None = None,
@@ -86,6 +89,10 @@ def attention(
         layer, step: counters that feed the routing keys: pass the layer's index, and in training the optimizer step
             (a 0-d int64 tensor keeps compiled code from specialising on it).
         causal: only keys at or before the query, in original order.
+        decode: each query is taken as the newest token of its document. Scope "sequence" then permutes the query's own
+            prefix of position + 1 tokens, not the whole document, so that a chunk of new tokens gives each the N(i) and
+            the output that it gets when tokens are added one by one: the last row of the op on its prefix. Nothing
+            else changes. Needs causal=True.
         query_positions: integer [Nq] or [B, Nq], the index on the key axis that each query stands at. Needed where
             Nq != Nk; without it query i is key i.
         documents: integer [B, Nk]. Equal ids in a row are one document, -1 is padding (unwritten cache rows too). No
@@ -122,6 +129,7 @@ def attention(
         layer=layer,
         step=step,
         causal=causal,
+        decode=decode,
         scale=scale,
         softcap=softcap,
         sink_logits=sink_logits,

@@ -8,18 +8,19 @@ error of an explicit one, and the listing of `sattn backends`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 
 from torch import Tensor
 
+from . import blocked, gather, reference
 from .call import Call
 
 Run = Callable[[Call], tuple[Tensor, Tensor]]
 
 # Fastest first: the automatic choice is the first that can.
 _MODULES = {
-    "blocked": ".blocked",
-    "reference": ".reference",
+    "gather": gather,
+    "blocked": blocked,
+    "reference": reference,
 }
 
 
@@ -30,7 +31,7 @@ def backend_names() -> tuple[str, ...]:
 
 def unsupported(call: Call, backend: str) -> str | None:
     """Why `backend` cannot take `call`, or None where it can."""
-    return import_module(_MODULES[backend], __package__).unsupported(call)
+    return _MODULES[backend].unsupported(call)
 
 
 def choose(call: Call, backend: str | None) -> Run:
@@ -41,6 +42,6 @@ def choose(call: Call, backend: str | None) -> Run:
     for name in _MODULES if backend is None else (backend,):
         reason = unsupported(call, name)
         if reason is None:
-            return import_module(_MODULES[name], __package__).run
+            return _MODULES[name].run
         reasons[name] = reason
     raise ValueError("no backend takes this call: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))

@@ -25,8 +25,9 @@ from .tiles import Group, groups, tiles
 
 
 def unsupported(call: Call) -> str | None:
-    """Every checked call is supported."""
-    del call
+    """Passes share one order among many queries; all else is supported."""
+    if call.permutes_each_prefix:
+        return 'decode=True with scope "sequence" gives every query a permutation of its own, and passes share one'
     return None
 
 

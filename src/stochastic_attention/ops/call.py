@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .layout import Layout
 from .pattern import Pattern
-from .validation import check_count, check_flag, check_real
+from .validation import can_read, check_count, check_flag, check_real
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Call:
     layer: int
     step: int | Tensor
     causal: bool
+    decode: bool
     scale: float
     softcap: float | None
     sink_logits: Tensor | None
@@ -37,6 +38,12 @@ class Call:
     def compute_dtype(self) -> torch.dtype:
         """float64 where any input is, else float32: half precision is for storage."""
         return torch.float64 if torch.float64 in (self.q.dtype, self.k.dtype, self.v.dtype) else torch.float32
+
+    @property
+    def permutes_each_prefix(self) -> bool:
+        """Whether every query has a permutation of its own: decoding in scope "sequence", unless all keys are near."""
+        p = self.pattern
+        return self.decode and p.kind == "stochastic" and p.scope == "sequence" and p.reach < self.k.shape[2]
 
     @classmethod
     def checked(
@@ -50,6 +57,7 @@ class Call:
         layer: int = 0,
         step: int | Tensor = 0,
         causal: bool = True,
+        decode: bool = False,
         scale: float | None = None,
         softcap: float | None = None,
         sink_logits: Tensor | None = None,
@@ -58,6 +66,11 @@ class Call:
         check_count("layer", layer, minimum=0, maximum=2**32 - 1)
         check_step(step, q.device)
         check_flag("causal", causal)
+        check_flag("decode", decode)
+        if decode and not causal:
+            raise ValueError(
+                "decode=True needs causal=True: the newest token has no later ones to see; got causal=False"
+            )
         pattern.check_causal(causal)
         scale = math.pow(q.shape[-1], -0.5) if scale is None else scale
         check_real("scale", scale)
@@ -65,7 +78,7 @@ class Call:
             check_real("softcap", softcap, above=0.0)
         if sink_logits is not None:
             _check_sink_logits(sink_logits, q)
-        return cls(q, k, v, pattern, layout, layer, step, causal, scale, softcap, sink_logits)
+        return cls(q, k, v, pattern, layout, layer, step, causal, decode, scale, softcap, sink_logits)
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -95,7 +108,7 @@ def check_step(step: object, device: torch.device) -> None:
             raise ValueError(
                 f"a step tensor must be 0-d int64 on {device}, got {step.dtype} {list(step.shape)} on {step.device}"
             )
-        if step.device.type != "cpu":  # reading it would stall the device
+        if not can_read(step.device):
             return
         step = int(step)
     check_count("step", step, minimum=0, maximum=2**63 - 1)

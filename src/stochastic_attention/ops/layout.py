@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .routing import inverse_permutation
-from .validation import check_count
+from .validation import can_read, check_count
 
 PADDING = -1
 _NO_DOCUMENT = torch.iinfo(torch.int64).max  # sorts behind every document
@@ -23,21 +23,54 @@ class Layout:
     """Integer facts about the key axis, and the place of each query on it.
 
     Attributes:
-        first: int64 [B', Nk], where the token's document starts once tokens are sorted by document and padding is put
-            last; it also serves as the document's name. -1 for padding.
-        position: int64 [B', Nk], position in the document, 0 for padding.
-        length: int64 [B', Nk], tokens in the document, 0 for padding.
+        documents: int64 [B', Nk], as the caller gave them; None where all keys are one document without padding.
         query_token: int64 [B', Nq], the key index of each query.
-        longest: tokens in the longest document.
-        is_single: one document, no padding, a query at every key: all that follows is known without reading a tensor.
+        keys: Nk.
+        queries_are_keys: query i is key i, for all keys.
     """
 
-    first: Tensor
-    position: Tensor
-    length: Tensor
+    documents: Tensor | None
     query_token: Tensor
-    longest: int
-    is_single: bool
+    keys: int
+    queries_are_keys: bool
+
+    @property
+    def is_single(self) -> bool:
+        """One document, no padding, a query at every key: all that follows is known without reading a tensor."""
+        return self.documents is None and self.queries_are_keys
+
+    @property
+    def first(self) -> Tensor:
+        """int64 [B', Nk], where the token's document starts once tokens are sorted by document and padding is put last.
+
+        It also serves as the document's name. -1 for padding.
+        """
+        return self._facts[0]
+
+    @property
+    def position(self) -> Tensor:
+        """int64 [B', Nk], position in the document, 0 for padding."""
+        return self._facts[1]
+
+    @property
+    def length(self) -> Tensor:
+        """int64 [B', Nk], tokens in the document, 0 for padding."""
+        return self._facts[2]
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens in the longest document."""
+        if self.documents is None:
+            return self.keys
+        return int(self.length.max()) if self.length.numel() else 0
+
+    @cached_property
+    def _facts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(first, position, length); made when first asked for, because documents are sorted for them."""
+        if self.documents is not None:
+            return _lay_out_documents(self.documents)
+        position = torch.arange(self.keys, device=self.query_token.device)[None]
+        return torch.zeros_like(position), position, torch.full_like(position, self.keys)
 
     @cached_property
     def packed(self) -> Tensor:
@@ -76,28 +109,16 @@ def make_layout(
     query_token = _check_query_positions(query_positions, batch=batch, queries=queries, keys=keys, device=device)
     if documents is not None:
         documents = _check_documents(documents, batch=batch, keys=keys, device=device)
-    if documents is None:
-        return Layout(
-            first=torch.zeros(1, keys, dtype=torch.int64, device=device),
-            position=torch.arange(keys, device=device)[None],
-            length=torch.full((1, keys), keys, dtype=torch.int64, device=device),
-            query_token=torch.arange(keys, device=device)[None] if query_token is None else query_token,
-            longest=keys,
-            is_single=query_token is None,
-        )
-    first, position, length = _lay_out_documents(documents)
     return Layout(
-        first=first,
-        position=position,
-        length=length,
+        documents=documents,
         query_token=torch.arange(keys, device=device)[None] if query_token is None else query_token,
-        longest=int(length.max()) if length.numel() else 0,
-        is_single=False,
+        keys=keys,
+        queries_are_keys=query_token is None,
     )
 
 
 def _lay_out_documents(documents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(first, position, length) of `Layout`; tokens of a document need not be neighbours."""
+    """`first`, `position` and `length` of `Layout`; tokens of a document need not be neighbours."""
     ids, order = torch.where(documents < 0, _NO_DOCUMENT, documents).sort(dim=-1, stable=True)
     slots = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
     starts = torch.ones_like(ids, dtype=torch.bool)
@@ -120,7 +141,7 @@ def _check_documents(documents: Tensor, *, batch: int, keys: int, device: torch.
     if documents.shape != (batch, keys):
         raise ValueError(f"documents must have shape [B, Nk] = [{batch}, {keys}], got {list(documents.shape)}")
     documents = documents.to(torch.int64)
-    if device.type != "cpu":  # reading values back would stall the device
+    if not can_read(device):
         return documents
     if documents.numel():
         low, high = (int(x) for x in documents.aminmax())
@@ -153,7 +174,7 @@ def _check_query_positions(
     query_positions = query_positions.to(torch.int64)
     if query_positions.dim() == 1:
         query_positions = query_positions[None]
-    if device.type == "cpu" and query_positions.numel():
+    if can_read(device) and query_positions.numel():
         low, high = (int(x) for x in query_positions.aminmax())
         if low < 0 or high >= keys:
             raise ValueError(f"query_positions must lie in [0, Nk) = [0, {keys}), got values from {low} to {high}")

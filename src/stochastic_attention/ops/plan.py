@@ -194,7 +194,7 @@ def _exclusions(pattern: Pattern, causal: bool, *, exact: bool) -> Rule | None:
     return Rule(causal, pattern.local_window, pattern.sinks)
 
 
-def _bias(call: Call, ranks: Tensor) -> Tensor | None:
+def correction_bias(call: Call, ranks: Tensor) -> Tensor | None:
     """correction * log(1 / p) for queries whose permutation has `ranks` ranks, None without correction."""
     pattern = call.pattern
     if not pattern.correction:
@@ -221,7 +221,7 @@ def _sequence_pass(call: Call, fresh: bool) -> Pass:
         start = first + (rank - reach + 1).clamp(min=0)
         stop = first + torch.minimum(rank + reach, length)
     exact = pattern.shape == "block" or not call.causal
-    bias = _bias(call, length)
+    bias = correction_bias(call, length)
     slot, start, stop = (layout.of_queries(x) for x in (slot, start, stop))
     return _make_pass(
         layout,
@@ -275,7 +275,7 @@ def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
     else:
         start = _search(place_in_order, first * ranks + (rank - w + 1).clamp(min=0))
         stop = _search(place_in_order, first * ranks + (rank + w).clamp(max=ranks))
-    bias = _bias(call, torch.full_like(mine, ranks))
+    bias = correction_bias(call, torch.full_like(mine, ranks))
     return _make_pass(
         layout,
         order,

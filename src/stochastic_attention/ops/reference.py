@@ -92,7 +92,7 @@ def _sampled(call: Call, mine: Tensor) -> tuple[Tensor, Tensor]:
     w, position = pattern.reach, layout.position[:, None, :]
     heads = torch.arange(call.k.shape[1] if pattern.per_head else 1, device=mine.device)[:, None]
     # The number of ranks that each query's permutation has.
-    ranks_of_query = layout.of_queries(layout.length[:, None, :])
+    ranks_of_query = mine + 1 if call.decode else layout.of_queries(layout.length[:, None, :])
     if pattern.scope == "prefix":
         ranks_of_query = torch.full_like(mine, w)
         while bool((ranks_of_query <= mine).any()):

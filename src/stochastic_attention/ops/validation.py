@@ -8,6 +8,11 @@ from collections.abc import Iterable
 import torch
 
 
+def can_read(device: torch.device) -> bool:
+    """Whether values of tensors on `device` may be read: another device would stall, a compiled graph would break."""
+    return device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def check_count(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
     """Raise ValueError unless `value` is an int (bools and floats are not) within [minimum, maximum]."""
     bounds = f">= {minimum}" if maximum is None else f"in [{minimum}, {maximum}]"
