@@ -158,8 +158,6 @@ def test_the_model_gets_the_batch_size_asked_for(make_lm):
     assert shapes == [[2, 10], [2, 8], [1, 8], [2, 6], [2, 6], [1, 6]]
 
 
-# The harness always generates with a cache.
-@pytest.mark.xfail(raises=NotImplementedError, strict=True, reason="decoding with a cache is not there yet")
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_generation_moves_not_with_the_batch_size(make_lm, requests, pattern):
     prompts = instances("generate_until", [(context, {"until": [], "max_gen_toks": 8}) for context, _ in requests[:2]])
