@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from stochastic_attention import Pattern
+from stochastic_attention import Pattern, attention
 from stochastic_attention.hf import swap
 
 from .conftest import SLIDING_FAMILIES
@@ -121,13 +121,18 @@ def test_new_tokens_come_one_by_one_or_together(make_model, cache_name, pattern,
 
 
 @decoding
-def test_a_changed_future_token_changes_no_earlier_logit(make_model, cache_name, pattern, decode, ids):
-    model = swap(make_model(), pattern, decode=decode)
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_a_changed_future_token_changes_no_earlier_logit(make_model, cache_name, family, pattern, decode, static, ids):
+    config = {"sliding_window": 5} if family in SLIDING_FAMILIES and not static else {}
+    model = swap(make_model(family, **config), pattern, decode=decode)
     changed = ids.clone()
     changed[:, 12] = ids[:, 12] % 63 + 1
-    before, after = (in_chunks(model, x, (6, 3, 1), cache_name) for x in (ids, changed))
-    assert torch.equal(before[:, :12], after[:, :12])
-    assert (before[:, 12:] - after[:, 12:]).abs().max() > 0.01
+    found = []
+    for tokens in (ids, changed):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=24) if static else None
+        found.append(in_chunks(model, tokens, (6, 3, 1), cache_name, cache))
+    assert torch.equal(found[0][:, :12], found[1][:, :12])
+    assert (found[0][:, 12:] - found[1][:, 12:]).abs().max() > 0.01
 
 
 @decoding
@@ -272,12 +277,32 @@ def test_a_cache_that_dropped_keys_before_the_swap(make_model, cache_name, ids):
         in_chunks(swap(model, PREFIX), ids[:, 8:], (1,), cache_name, cache)
 
 
-def test_training_mode_with_a_live_cache_keeps_queries_and_keys_equal(make_model, ids):
-    model = swap(make_model("gemma2", sliding_window=5), PREFIX).train()
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_recomputed_layers_find_no_cached_keys(make_model, monkeypatch, family, reentrant, ids):
+    """Checkpointing with use_cache left as it is: a layer run twice must not find its own keys of the first time."""
+    model = swap(make_model(family, sliding_window=5), PREFIX, "all").train()
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    enable({"use_reentrant": reentrant})
+    lengths = []
+
+    def spy(q, k, *args, **kwargs):
+        lengths.append((q.shape[2], k.shape[2]))
+        return attention(q, k, *args, **kwargs)
+
+    monkeypatch.setattr("stochastic_attention.hf.attend.attention", spy)
     model(ids, labels=ids).loss.backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert lengths == [(21, 21)] * 6
+
+
+def test_steps_under_autocast(make_model, cache_name, ids):
+    """QK-norm leaves keys in float32 beside values in bfloat16."""
+    model = swap(make_model(), PREFIX)
+    exact = logits(model, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = in_chunks(model, ids, (6, 1), cache_name)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - exact).abs().mean() < 0.1 * exact.abs().mean()
 
 
 @decoding
@@ -294,7 +319,7 @@ def test_compiled_steps_with_a_static_cache(make_model, cache_name, pattern, dec
     cache = transformers.StaticCache(config=model.config, max_cache_len=24)
     found = [in_chunks(model, ids[:, :8], (8,), cache_name, cache)]
     torch.compiler.reset()
-    step = torch.compile(model, backend=count, dynamic=False)
+    step = torch.compile(model, backend=count, dynamic=False, fullgraph=True)
     with torch.no_grad():
         for at in range(8, ids.shape[1]):
             position_ids = torch.full((2, 1), at)

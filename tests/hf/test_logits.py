@@ -38,6 +38,35 @@ def test_a_window_as_long_as_the_row_is_the_untouched_model(make_model, family, 
     assert_close(logits(swap(model, Pattern.stochastic(ids.shape[1]), backend=backend), ids), before)
 
 
+def changed(make_model, family, ids, **config):
+    """How far logits of a swapped model move with its config."""
+    found, expected = (logits(swap(make_model(family, **c), Pattern.stochastic(4), "all"), ids) for c in (config, {}))
+    return (found - expected).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 80}),
+        ("gemma3_text", {"query_pre_attn_scalar": 80}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1]}),
+    ],
+    ids=str,
+)
+def test_what_is_peculiar_to_a_family_reaches_a_swapped_layer(make_model, family, config, ids):
+    assert changed(make_model, family, ids, **config) > 0.1
+
+
+def test_learned_sinks_reach_a_swapped_layer(make_model, ids):
+    model = swap(make_model("gpt_oss"), Pattern.stochastic(4), "all")
+    before = logits(model, ids)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(10.0)
+    assert (logits(model, ids) - before).abs().max() > 0.1
+
+
 def test_a_short_window_is_not_the_untouched_model(make_model, family, backend, pattern, ids):
     model = make_model(family)
     before = logits(model, ids)

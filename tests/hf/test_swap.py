@@ -179,6 +179,7 @@ def test_models_that_shared_a_config_are_untouched(make_model, ids):
 def test_a_deep_copy_is_a_swapped_model_of_its_own(make_model, ids):
     model = swap(make_model(), PATTERN)
     twin = copy.deepcopy(model)
+    assert twin.generate.__self__ is twin
     set_step(twin, 3)
     restore(model)
     assert calls(twin) == [0, 0, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from transformers import Cache
 from transformers.cache_utils import (
@@ -13,19 +13,19 @@ from transformers.cache_utils import (
 )
 
 
-def keep_all_keys(cache: Cache, layers: Iterable[int], longest: int | None = None) -> None:
-    """Replace the sliding layers among `layers` of an empty cache by full ones, in place.
+def keep_all_keys(cache: Cache, windows: Mapping[int, int], longest: int | None = None) -> None:
+    """Replace the sliding layers of an empty cache by full ones, in place, where their windows are swapped away.
 
     Args:
         cache: of any class; layers that it does not have yet are made full later, by transformers.
-        layers: indices of the layers whose own window is swapped away.
-        longest: tokens to make room for in a static cache; None: as other layers of the cache do.
+        windows: the window of each such layer, by index.
+        longest: tokens that static caches are made for, as far as the model knows.
 
     Raises:
-        ValueError: such a layer has dropped keys already, or is of an unknown kind, or nothing says how long a static
+        ValueError: such a layer has been filled already, or is of an unknown kind, or nothing says how long a static
             cache is meant to be.
     """
-    for index in layers:
+    for index, window in windows.items():
         if index >= len(cache.layers) or not getattr(cache.layers[index], "is_sliding", False):
             continue
         layer = cache.layers[index]
@@ -37,19 +37,18 @@ def keep_all_keys(cache: Cache, layers: Iterable[int], longest: int | None = Non
         if type(layer) is DynamicSlidingWindowLayer:
             cache.layers[index] = DynamicLayer()
         elif type(layer) is StaticSlidingWindowLayer:
-            cache.layers[index] = StaticLayer(longest or _longest(cache, index))
+            # A layer made for fewer tokens than its window says how many; else one without a window does.
+            full = [other.max_cache_len for other in cache.layers if type(other) is StaticLayer]
+            length = layer.max_cache_len if layer.max_cache_len < window else full[0] if full else longest
+            if length is None:
+                raise ValueError(
+                    f"nothing says how many tokens a static cache must hold for the swapped layer {index}: all its "
+                    "layers were made as sliding windows; make it from a copy of the config whose sliding_window is "
+                    "None"
+                )
+            cache.layers[index] = StaticLayer(length)
         else:
             raise ValueError(
                 f"layer {index} of the cache must be a dynamic or static one for a swapped layer, got "
                 f"{type(layer).__name__}"
             )
-
-
-def _longest(cache: Cache, index: int) -> int:
-    for layer in cache.layers:
-        if type(layer) is StaticLayer:
-            return layer.max_cache_len
-    raise ValueError(
-        f"nothing says how many tokens a static cache must hold for the swapped layer {index}: all its layers "
-        "were made as sliding windows; make it from a copy of the config whose sliding_window is None"
-    )

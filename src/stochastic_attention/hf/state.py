@@ -55,14 +55,14 @@ class ModelState:
         native: name of the attention implementation it had.
         entry: what its config said of a swap before, None for nothing.
         step: feeds the routing keys of every swapped layer.
-        unwindowed: the swapped layers that have a sliding window of their own.
+        windows: the sliding windows that swapped layers had, by index.
         hooks: what prepares each call of the model.
     """
 
     native: str
     entry: object
     step: int | Tensor
-    unwindowed: list[int]
+    windows: dict[int, int]
     hooks: list[RemovableHandle]
 
 

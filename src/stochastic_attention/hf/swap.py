@@ -65,8 +65,8 @@ def swap(
     Raises:
         ValueError: an argument is out of its domain, or the model is none that can be swapped. The swapped model raises
             it for what it cannot honour: attention dropout, output_attentions, a ready-made mask, causality turned off,
-            a cache that dropped keys. Its `generate` raises NotImplementedError for chunked prefill and assisted decoding
-            under scope "sequence", whose permutation is drawn over the whole prompt.
+            a cache that dropped keys. Its `generate` raises NotImplementedError for chunked prefill and for assisted
+            decoding under scope "sequence", whose permutation is drawn over the whole prompt.
     """
     modules = attention_modules(model)
     state = model_state(model)
@@ -81,7 +81,7 @@ def swap(
     plan = SwapPlan(native, {**kept, **asked})
     changed = set(asked) if state else set(range(len(modules)))
     state = state or _begin(model, native)
-    state.unwindowed = [i for i, window in enumerate(native_windows(model.config)) if window and i in plan.layers]
+    state.windows = {i: window for i, window in enumerate(native_windows(model.config)) if window and i in plan.layers}
     write(model.config, plan)
     for module in modules.values():
         if module.layer_idx in changed:
@@ -141,7 +141,7 @@ def _begin(model: PreTrainedModel, native: str) -> ModelState:
         hooks.append(model.register_forward_pre_hook(_prepare_model, with_kwargs=True))
     if isinstance(model, GenerationMixin):
         model.generate = MethodType(generate, model)  # type: ignore[method-assign]
-    state = ModelState(native, getattr(own, NAME, None), step=0, unwindowed=[], hooks=hooks)
+    state = ModelState(native, getattr(own, NAME, None), step=0, windows={}, hooks=hooks)
     attach(base, state)
     return state
 
@@ -166,10 +166,10 @@ def _prepare_base_model(
     use_cache = kwargs.get("use_cache")
     if use_cache is None:
         use_cache = base.config.use_cache
-    if not _keep_all_keys(base, args, kwargs) and state.unwindowed and use_cache and not base.training:
+    if not _keep_all_keys(base, args, kwargs) and state.windows and use_cache and not base.training:
         # The cache that the model would make here would keep its own windows.
         kwargs[_cache_argument(base)] = cache = DynamicCache(config=base.config)
-        keep_all_keys(cache, state.unwindowed)
+        keep_all_keys(cache, state.windows)
     return args, kwargs
 
 
@@ -181,7 +181,7 @@ def _keep_all_keys(
     state = model_state(module)
     if cache is None or state is None:
         return cache is not None
-    keep_all_keys(cache, state.unwindowed, longest)
+    keep_all_keys(cache, state.windows, longest)
     return True
 
 
@@ -198,8 +198,8 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa:
         for name in _OTHER_FIRST_CALLS:
             if kwargs.get(name, getattr(config, name, None)):
                 raise NotImplementedError(
-                    f'{name} must not be used under scope "sequence": the first call would not be the prompt, over which '
-                    'the permutation is drawn; under scope "prefix" it changes nothing'
+                    f'{name} must not be used under scope "sequence": the first call would not be the prompt, over '
+                    'which the permutation is drawn; under scope "prefix" it changes nothing'
                 )
     return type(model).generate(model, *args, **kwargs)  # type: ignore[attr-defined]
 
