@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from stochastic_attention import Pattern
-from stochastic_attention.hf import RoutingStep, set_step, swap
+from stochastic_attention.hf import RoutingStep, configure, set_step, swap
 from stochastic_attention.hf.attend import STEP_ARGUMENT
 
 PATTERN = Pattern.stochastic(4)
@@ -160,6 +160,15 @@ def test_a_wrapped_model_is_driven(make_model, ids, wrap):
     RoutingStep().on_step_begin(None, state, None, model=wrap(model))
     model(ids)
     assert seen == [(False, 5)]
+
+
+def test_a_model_built_as_a_swapped_one_is_driven(make_model, ids):
+    config = configure(make_model().config, PATTERN)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="stochastic_attention")
+    RoutingStep().on_step_begin(None, transformers.TrainerState(global_step=5), None, model=model)
+    seen = steps_seen(model)
+    model(ids)
+    assert seen == [(True, 5)]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at construction", "added later"])
