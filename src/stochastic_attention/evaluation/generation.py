@@ -194,8 +194,8 @@ def continue_prompt(
             f"{len(prompt)} tokens and {new}"
         )
     pattern = attention.fit(len(prompt), new)
-    prompt_layers = _layers(model, attention, pattern)
-    new_layers = prompt_layers if attention.decode == "stochastic" else _layers(model, attention, Pattern.full())
+    prompt_layers = _layers(model, attention.layers, pattern)
+    new_layers = _layers(model, attention.layers, Pattern.full() if attention.decode == "full" else pattern)
 
     ids = torch.tensor([prompt], device=model.device)
     first = ids[:, :8]
@@ -265,12 +265,12 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _layers(model: PreTrainedModel, attention: Attention, pattern: Pattern | None) -> list[Pattern]:
-    """What each layer of the model runs once `pattern` is in; its own sliding window is a pattern too."""
+def _layers(model: PreTrainedModel, layers: LayersSpec, pattern: Pattern | None) -> list[Pattern]:
+    """What each layer of the model runs once `pattern` is in `layers`; its own sliding window is a pattern too."""
     windows = native_windows(model.config.get_text_config())
-    swapped = [] if attention.method == REFERENCE else choose_layers(attention.layers, windows)
     own = [Pattern.full() if window is None else Pattern.local(window) for window in windows]
-    return [pattern if index in swapped and pattern else own[index] for index in range(len(own))]
+    swapped = dict.fromkeys(choose_layers(layers, windows), pattern) if pattern else {}
+    return [swapped.get(index, own[index]) for index in range(len(own))]
 
 
 def _mean_keys(layers: Sequence[Pattern], n: int, first: int | None = None) -> float:
