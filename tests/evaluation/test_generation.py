@@ -393,7 +393,7 @@ class TestCommand:
 @pytest.mark.slow
 def test_the_embedded_model_continues_a_long_prompt():
     language = load_model()
-    prompt = encode_prompt(language, f"{SENTENCE}. " * 30)
+    prompt = encode_prompt(language, " ".join([f"{SENTENCE}."] * 30))
     sampling = Sampling(max_new_tokens=16)
     whole = run(language, prompt, sampling=sampling)
     found = run(language, prompt, Attention("union", 128), sampling)
