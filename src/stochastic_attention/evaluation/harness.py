@@ -32,13 +32,14 @@ class SwappedLM(HFLM):
     ) -> list[tuple[float, bool]]:
         by_length = defaultdict(list)
         for index, (_, context, continuation) in enumerate(requests):
-            by_length[min(len(context) + len(continuation), self.max_length + 1)].append(index)
+            kept = min(len(context) + len(continuation), self.max_length + 1)  # type: ignore[attr-defined]
+            by_length[kept].append(index)
         answers: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), disable=disable_tqdm, desc="loglikelihood requests") as progress:
             for length in sorted(by_length, reverse=True):  # the longest first, so that too large a batch fails at once
                 indices = by_length[length]
                 alike = [requests[index] for index in indices]
-                found = super()._loglikelihood_tokens(alike, disable_tqdm=True, override_bs=override_bs)
+                found = super()._loglikelihood_tokens(alike, disable_tqdm=True, override_bs=override_bs)  # type: ignore[misc]
                 answers |= zip(indices, found, strict=True)
                 progress.update(len(indices))
         return [answers[index] for index in range(len(requests))]
