@@ -12,7 +12,7 @@ says what to swap (see `configure`).
 """
 
 from .plan import configure
-from .register import register
+from .registration import register
 from .report import LayerReport, Report, report
 from .swap import restore, set_step, swap
 from .training import RoutingStep
