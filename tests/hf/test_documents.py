@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+import transformers
 
+from stochastic_attention import Pattern
+from stochastic_attention.hf import configure
 from stochastic_attention.hf.masks import build_masks, documents_of
 
 N = None
@@ -72,14 +75,17 @@ def test_positions_that_say_nothing_clear(positions, message):
         documents_of(None, torch.tensor(positions), batch=2, tokens=4)
 
 
+CONFIG = configure(transformers.LlamaConfig(num_hidden_layers=2), Pattern.stochastic(4))
+
+
 def test_masks_of_a_model_swapped_whole_are_linear_in_its_length():
     tokens = 1_000_000
     padding = torch.arange(tokens)[None] > 3
-    masks = build_masks(native=None, q_length=tokens, kv_length=tokens, attention_mask=padding, batch_size=1)
+    masks = build_masks(q_length=tokens, kv_length=tokens, attention_mask=padding, config=CONFIG, batch_size=1)
     assert masks.native is None
     assert torch.equal(masks.real, padding)
 
 
 def test_custom_mask_functions_are_refused():
     with pytest.raises(ValueError, match="a custom mask function"):
-        build_masks(native=None, q_length=4, kv_length=4, use_vmap=True)
+        build_masks(q_length=4, kv_length=4, use_vmap=True, config=CONFIG)

@@ -32,11 +32,39 @@ def real_part(x, pads, side):
     return x[:, pads:] if side == "left" else x[:, : x.shape[1] - pads]
 
 
-@pytest.mark.parametrize("native", ["sdpa", "eager"])
 def test_a_window_as_long_as_the_row_is_the_untouched_model(make_model, family, backend, native, ids):
     model = make_model(family, native)
     before = logits(model, ids)
     assert_close(logits(swap(model, Pattern.stochastic(ids.shape[1]), backend=backend), ids), before)
+
+
+def changed(make_model, family, ids, **config):
+    """How far logits of a swapped model move with its config."""
+    found, expected = (logits(swap(make_model(family, **c), Pattern.stochastic(4), "all"), ids) for c in (config, {}))
+    return (found - expected).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("gemma2", {"attn_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 80}),
+        ("gemma3_text", {"query_pre_attn_scalar": 80}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1]}),
+    ],
+    ids=str,
+)
+def test_what_is_peculiar_to_a_family_reaches_a_swapped_layer(make_model, family, config, ids):
+    assert changed(make_model, family, ids, **config) > 0.1
+
+
+def test_learned_sinks_reach_a_swapped_layer(make_model, ids):
+    model = swap(make_model("gpt_oss"), Pattern.stochastic(4), "all")
+    before = logits(model, ids)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.fill_(10.0)
+    assert (logits(model, ids) - before).abs().max() > 0.1
 
 
 def test_a_short_window_is_not_the_untouched_model(make_model, family, backend, pattern, ids):
@@ -59,7 +87,7 @@ def test_a_changed_future_token_changes_no_earlier_logit(make_model, family, bac
     before, after = logits(model, ids, attention_mask=mask), logits(model, changed, attention_mask=mask)
     # Which tokens choose a block decides how `blocked` groups the work, hence the rounding of all of them.
     rounding = 1e-4 if pattern.kind == "moba" and backend == "blocked" else 0
-    assert (before - after)[:, : pads + 12].abs().max() <= rounding
+    assert (before - after)[:, pads : pads + 12].abs().max() <= rounding
     assert (before - after)[:, pads + 12].abs().max() > 0.01
 
 
@@ -90,7 +118,8 @@ def test_a_row_alone_equals_the_row_in_a_padded_batch(make_model, family, backen
     ids=["no cache, no mask", "default cache", "mask of ones"],
 )
 def test_packed_documents_are_separate(make_model, family, backend, pattern, ids, call):
-    model = swap(make_model(family), pattern, backend=backend)
+    """In swapped layers; those left alone see documents where transformers does: without cache and mask."""
+    model = swap(make_model(family), pattern, "all", backend=backend)
     cut = 9
     position_ids = torch.cat([torch.arange(cut), torch.arange(ids.shape[1] - cut)])[None]
     packed = logits(model, ids, position_ids=position_ids, **call)

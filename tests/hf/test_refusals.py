@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from stochastic_attention import Pattern
-from stochastic_attention.hf import report, restore, set_step, swap
+from stochastic_attention.hf import registration, report, restore, set_step, swap
 
 PATTERN = Pattern.stochastic(4)
 
@@ -13,14 +13,25 @@ PATTERN = Pattern.stochastic(4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"layers": []}, r"layers must be None or distinct indices in \[0, 3\), at least one, got \[\]"),
-        ({"layers": 1}, "layers must be None or an iterable of indices, got 1"),
+        ({"layers": []}, r"layers must be distinct indices in \[0, 3\), at least one, got \[\]"),
+        ({"layers": 1}, "layers must be None, a string or an iterable of indices, got 1"),
+        ({"layers": "most"}, "layers must be None, 'all', 'sliding', 'full', 'every 4th' .* got 'most'"),
+        ({"layers": "every 0th"}, "layers must be None, 'all', .* got 'every 0th'"),
+        ({"layers": "every 4th"}, "layers must choose at least one of the model's 3 layers, got 'every 4th'"),
+        ({"layers": "sliding"}, "layers must choose at least one of the model's 3 layers, got 'sliding'"),
         ({"layers": [3]}, r"layers .* got \[3\]"),
         ({"layers": [-1]}, r"layers .* got \[-1\]"),
         ({"layers": [True]}, r"layers .* got \[True\]"),
         ({"layers": [1, 1]}, r"layers .* got \[1, 1\]"),
         ({"layers": [1.0]}, r"layers .* got \[1.0\]"),
         ({"pattern": "stochastic"}, "pattern must be a Pattern, got str"),
+        ({"pattern": {}}, r"layers must be distinct indices in \[0, 3\), at least one, got \[\]"),
+        ({"pattern": {3: PATTERN}}, r"layers must be distinct indices in \[0, 3\), at least one, got \[3\]"),
+        ({"pattern": {0: "stochastic"}}, "pattern must be a Pattern, got str"),
+        ({"pattern": {0: PATTERN}, "layers": [0]}, r"layers must be None where pattern is a mapping, .* got \[0\]"),
+        ({"pattern": None}, "config must say what to swap"),
+        ({"pattern": None, "layers": [0]}, "pattern must be given with layers, decode or backend, got None"),
+        ({"decode": "some"}, "decode must be one of 'full', 'stochastic', got 'some'"),
         ({"backend": "fast"}, "backend must be one of .*'reference', got 'fast'"),
     ],
     ids=lambda x: str(x) if isinstance(x, dict) else "",
@@ -35,7 +46,7 @@ def test_bad_arguments_leave_the_model_alone(make_model, arguments, message):
 @pytest.mark.parametrize("function", [lambda m: swap(m, PATTERN), report, restore], ids=["swap", "report", "restore"])
 def test_models_that_are_not_supported(function):
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, bos_token_id=None, eos_token_id=None)
-    with pytest.raises(ValueError, match=r"supported family \(llama, qwen2, qwen3\), got 'gpt2'"):
+    with pytest.raises(ValueError, match=r"supported family \(llama, .*, phi3\), got 'gpt2'"):
         function(transformers.GPT2LMHeadModel(config))
     with pytest.raises(ValueError, match="model must be a transformers PreTrainedModel, got Linear"):
         function(torch.nn.Linear(1, 1))
@@ -71,15 +82,30 @@ def test_set_step_checks_the_step(make_model, step):
         ({"attention_mask": torch.zeros(2, 1, 21, 21)}, r"cannot honour a ready-made one, got \[2, 1, 21, 21\]"),
         (
             {"attention_mask": torch.ones(2, 20), "use_cache": True},
-            r"attention_mask must have shape .* N = 21, got \[2, 20\]",
+            r"attention_mask must have shape .* N = 21, .* got \[2, 20\]",
         ),
+        (
+            {"attention_mask": torch.ones(2, 22), "use_cache": False},
+            r"attention_mask must have shape .* N = 21, .* got \[2, 22\]",
+        ),
+        ({"attention_mask": torch.ones(2, 22)}, r"attention_mask must have shape .* N = 21, .* got \[2, 22\]"),
         ({"output_attentions": True}, "output_attentions must be False"),
         ({"is_causal": False}, "is_causal must be True"),
         ({"cu_seq_lens_q": torch.tensor([0, 9, 21])}, "does not know the argument 'cu_seq_lens_q'"),
         ({"position_bias": torch.zeros(1)}, "does not know the argument 'position_bias'"),
         ({"position_ids": torch.cat([torch.arange(9), torch.arange(20, 32)])[None]}, "8 followed by 20 in row 0"),
     ],
-    ids=["4-D mask", "short mask", "output_attentions", "is_causal", "cu_seq_lens", "unknown", "jumping positions"],
+    ids=[
+        "4-D mask",
+        "short mask",
+        "long mask, no cache",
+        "long mask",
+        "output_attentions",
+        "is_causal",
+        "cu_seq_lens",
+        "unknown",
+        "jumping positions",
+    ],
 )
 @pytest.mark.parametrize("layers", [None, [1]], ids=["all layers", "one layer"])
 def test_calls_that_cannot_be_honoured(make_model, family, ids, call, message, layers):
@@ -114,45 +140,6 @@ def test_attention_dropout_in_training(make_model, family, ids):
         model.train()(ids)
 
 
-@pytest.mark.parametrize("layers", [None, [1]], ids=["all layers", "one layer"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"cache_implementation": "static"}, {"prefill_chunk_size": 3}],
-    ids=["dynamic cache", "static cache", "chunked prefill"],
-)
-def test_generation_with_a_cache(make_model, family, ids, layers, options):
-    model = swap(make_model(family), PATTERN, layers)
-    with pytest.raises(NotImplementedError, match="pass use_cache=False"):
-        model.generate(ids, max_new_tokens=3, do_sample=False, **options)
-
-
-def test_a_second_chunk_on_a_cache(make_model, ids, cache_name):
-    model = swap(make_model(), PATTERN)
-    cache = {cache_name: transformers.DynamicCache(config=model.config)}
-    model(ids[:, :8], **cache)
-    with pytest.raises(NotImplementedError, match="got 4 queries, 12 keys"):
-        model(ids[:, 8:12], **cache)
-
-
-def test_a_native_cache_that_slid(make_model, ids, cache_name):
-    """Queries and keys could agree in number here, though the keys are older tokens."""
-    model = make_model("qwen3", use_sliding_window=True, sliding_window=2, max_window_layers=0)
-    swap(model, PATTERN)
-    cache = {cache_name: transformers.DynamicCache(config=model.config)}
-    model(ids[:, :8], **cache)
-    with pytest.raises(NotImplementedError, match="pass use_cache=False"):
-        model(ids[:, 8:9], **cache)
-
-
-def test_a_config_taken_from_a_swapped_model(make_model, ids):
-    config = swap(make_model(), PATTERN).config
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match="this model is not swapped"):
-        model(ids)
-    with pytest.raises(ValueError, match="sdpa or eager to be swapped, got 'stochastic_attention'"):
-        swap(model, PATTERN)
-
-
 def test_switching_the_implementation_of_a_swapped_model(make_model, ids):
     model = swap(make_model(), PATTERN)
     model.set_attn_implementation("eager")
@@ -173,6 +160,7 @@ def test_a_layer_outside_a_call_of_its_model(make_model, ids, cache_name):
 
 
 def test_other_versions_of_transformers_warn(make_model, monkeypatch):
-    monkeypatch.setattr(transformers, "__version__", "6.0.0")
+    # transformers replaces its own module object in some imports: this is the one that the check reads.
+    monkeypatch.setattr(registration.transformers, "__version__", "6.0.0")
     with pytest.warns(UserWarning, match="written for transformers >=5.17,<6, got 6.0.0"):
         swap(make_model(), PATTERN)

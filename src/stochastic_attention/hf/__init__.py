@@ -7,10 +7,16 @@
     print(report(model))
     restore(model)
 
-Prefill: any forward pass over whole sequences, training included. Decoding with a key/value cache raises.
+Importing this registers the attention implementation "stochastic_attention" with transformers, for models whose config
+says what to swap (see `configure`).
 """
 
+from .plan import configure
+from .registration import register
 from .report import LayerReport, Report, report
 from .swap import restore, set_step, swap
+from .training import RoutingStep
 
-__all__ = ["LayerReport", "Report", "report", "restore", "set_step", "swap"]
+__all__ = ["LayerReport", "Report", "RoutingStep", "configure", "report", "restore", "set_step", "swap"]
+
+register()

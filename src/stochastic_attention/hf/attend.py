@@ -1,18 +1,19 @@
 """The attention function that transformers calls in every layer of a swapped model.
 
-Shapes: B rows, Hq query heads, Hkv key/value heads, N tokens, D.
+Shapes: B rows, Hq query heads, Hkv key/value heads, N new tokens, K key slots (K = N without cached keys), D.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..ops.api import attention
-from ..ops.pattern import Pattern
-from .masks import PREFILL_ONLY, Masks, documents_of
-from .state import layer_state
+from .masks import Masks, documents_of, documents_with_cache
+from .plan import LayerPlan, read
+from .state import LayerState, attach, layer_state, native_function
 
 # Passed with each call of the base model, because a recomputed layer (gradient checkpointing) must see the step of
 # its own forward pass, whatever has been set since.
@@ -44,17 +45,13 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """An attention function of transformers: the layer's pattern, or its native function where it has none.
 
-    query [B, Hq, N, D], key and value [B, Hkv, N, D]; returns ([B, N, Hq, D], attention weights or None).
+    query [B, Hq, N, D], key and value [B, Hkv, K, D]; returns ([B, N, Hq, D], attention weights or None).
     """
-    state = layer_state(module)
-    if state is None:
-        raise ValueError(
-            "the model's config names an attention implementation that belongs to a swapped model, but this model is "
-            'not swapped: build it with attn_implementation="sdpa", then swap it'
-        )
-    state.calls += 1
+    state = layer_state(module) or _state_from_config(module)
+    if not torch.compiler.is_compiling():  # a counter in a graph would be recompiled for every value
+        state.calls += 1
     step = arguments.pop(STEP_ARGUMENT, None)
-    if state.pattern is None:
+    if state.plan is None:
         native_mask = attention_mask.native if isinstance(attention_mask, Masks) else attention_mask
         return state.native(module, query, key, value, native_mask, **arguments)
     if not isinstance(attention_mask, Masks):
@@ -63,54 +60,138 @@ def attend(
             "attention_mask must be None or a padding mask [B, N] given to the whole model: a swapped layer cannot "
             f"honour a ready-made one, got {got}"
         )
-    if step is None:
+    if step is None and state.hooked:
         raise ValueError(f"{STEP_ARGUMENT} is missing: a swapped layer runs inside a call of its model only")
-    out = _attend_by_pattern(module, query, key, value, state.pattern, state.backend, step, attention_mask, **arguments)
-    return out, None
+    _check(module, arguments)
+    if _finds_cached_keys(attention_mask.offset, query.shape[2]):
+        return _attend_with_cache(module, query, key, value, state, step or 0, attention_mask, arguments)
+    return _attend_to_itself(module, query, key, value, state.plan, step or 0, attention_mask, arguments)
 
 
-def _attend_by_pattern(
+def _state_from_config(module: nn.Module) -> LayerState:
+    """The record of a layer whose model was built with this implementation, from its config; kept for later calls."""
+    plan = read(module.config)  # type: ignore[arg-type]
+    state = LayerState(native_function(module, plan.native), plan.layers.get(module.layer_idx), hooked=False)  # type: ignore[call-overload]
+    attach(module, state)
+    return state
+
+
+def _check(module: nn.Module, arguments: dict[str, Any]) -> None:
+    """Raise ValueError for what a swapped layer cannot honour."""
+    if arguments.get("dropout"):
+        raise ValueError(
+            f"attention dropout must be 0 in a swapped layer, got {arguments['dropout']}: set config.attention_dropout"
+        )
+    if arguments.get("output_attentions"):
+        raise ValueError("output_attentions must be False: a swapped layer never holds attention weights, got True")
+    is_causal = (
+        arguments.get("is_causal"),
+        getattr(module, "is_causal", None),
+        getattr(module.config, "is_causal", None),
+    )
+    if False in is_causal:
+        raise ValueError("is_causal must be True: a swapped layer is causal, got False")
+    known = {"scaling", "dropout", "softcap", "s_aux", "position_ids", "is_causal", "output_attentions"}
+    unknown = sorted(n for n, given in arguments.items() if given is not None and n not in known | _WITHOUT_EFFECT)
+    if unknown:
+        raise ValueError(f"a swapped layer does not know the argument {unknown[0]!r}, and will not ignore it")
+
+
+def _finds_cached_keys(offset: int | Tensor, tokens: int) -> bool:
+    """Whether tokens are cached. A lone token without any sees itself either way, so that no tensor need be read."""
+    return (isinstance(offset, Tensor) and tokens == 1) or int(offset) > 0
+
+
+def _attend_to_itself(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    pattern: Pattern,
-    backend: str | None,
+    plan: LayerPlan,
     step: int | Tensor,
     masks: Masks,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    is_causal: bool | None = None,
-    output_attentions: bool | None = None,
-    **rest: object,
-) -> Tensor:
-    if dropout:
-        raise ValueError(f"attention dropout must be 0 in a swapped layer, got {dropout}: set config.attention_dropout")
-    if output_attentions:
-        raise ValueError("output_attentions must be False: a swapped layer never holds attention weights, got True")
-    if False in (is_causal, module.is_causal, getattr(module.config, "is_causal", None)):
-        raise ValueError("is_causal must be True: a swapped layer is causal, got False")
-    unknown = sorted(name for name, given in rest.items() if given is not None and name not in _WITHOUT_EFFECT)
-    if unknown:
-        raise ValueError(f"a swapped layer does not know the argument {unknown[0]!r}, and will not ignore it")
-    if query.shape[2] != key.shape[2]:
-        raise NotImplementedError(f"{PREFILL_ONLY} (got {query.shape[2]} queries, {key.shape[2]} keys)")
+    arguments: dict[str, Any],
+) -> tuple[Tensor, None]:
+    """Whole sequences. A static cache has unwritten slots behind them."""
+    tokens = query.shape[2]
+    real = None if masks.real is None else masks.real[:, :tokens]
+    out = attention(
+        query,
+        key[:, :, :tokens],
+        value[:, :, :tokens],
+        plan.pattern,
+        documents=documents_of(real, arguments.get("position_ids"), batch=query.shape[0], tokens=tokens),
+        **_op_arguments(module, plan, step, arguments),
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _attend_with_cache(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: LayerState,
+    step: int | Tensor,
+    masks: Masks,
+    arguments: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """New tokens behind cached ones: every cached key, or N(i) of each as the newest token."""
+    plan, tokens, slots = state.plan, query.shape[2], key.shape[2]
+    assert plan is not None
+    offset = masks.offset if tokens == 1 else int(masks.offset)
+    if isinstance(offset, int) and slots < offset + tokens:
+        raise ValueError(
+            f"the cache of layer {module.layer_idx} must hold all {offset + tokens} tokens, got {slots}: it keeps the "
+            "model's own sliding window only. swap(model) reads the same config and keeps full caches"
+        )
+    documents = documents_with_cache(
+        masks.real,
+        arguments.get("position_ids"),
+        offset,
+        batch=query.shape[0],
+        tokens=tokens,
+        slots=slots,
+        device=query.device,
+    )
+    query_slots = offset + torch.arange(tokens, device=query.device)
+    if plan.decode == "full":
+        mask = _full_mask(documents, query_slots, slots, query)
+        return state.native(module, query, key, value, mask, **arguments)
     out = attention(
         query,
         key,
         value,
-        pattern,
-        layer=module.layer_idx,  # type: ignore[arg-type]
-        step=step,
-        causal=True,
-        documents=documents_of(masks.real, position_ids, batch=query.shape[0], tokens=query.shape[2]),
-        scale=scaling,
-        softcap=softcap,
-        sink_logits=s_aux,
-        backend=backend,
+        plan.pattern,
+        decode=True,
+        query_positions=query_slots,
+        documents=documents,
+        **_op_arguments(module, plan, step, arguments),
     )
-    return out.transpose(1, 2).contiguous()
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _op_arguments(module: nn.Module, plan: LayerPlan, step: int | Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "layer": module.layer_idx,
+        "step": step,
+        "scale": arguments.get("scaling"),
+        "softcap": arguments.get("softcap"),
+        "sink_logits": arguments.get("s_aux"),
+        "backend": plan.backend,
+    }
+
+
+def _full_mask(documents: Tensor | None, query_slots: Tensor, slots: int, query: Tensor) -> Tensor | None:
+    """The mask [B or 1, 1, N, K] with which a query sees every cached key of its document; None: all there are.
+
+    Additive, because that is what every native function reads.
+    """
+    if documents is None and len(query_slots) == 1:
+        return None
+    allowed = (torch.arange(slots, device=query.device) <= query_slots[:, None])[None]
+    if documents is not None:
+        own = documents[:, query_slots, None]
+        allowed = allowed & (documents[:, None, :] == own) & (own >= 0)
+    hidden = torch.finfo(query.dtype).min
+    return torch.zeros(1, dtype=query.dtype, device=query.device).where(allowed, hidden)[:, None]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 
 from transformers import PreTrainedModel
 
-from .state import attention_modules, layer_state, model_state
+from .plan import NAME, SwapPlan, native_windows, read
+from .state import attention_modules, layer_state
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class LayerReport:
         name: its module's name.
         attention: "stochastic_attention: " and the pattern, or the native implementation; with the sliding window that
             the layer has, or had before its pattern replaced it.
+        decode: what a query sees that finds cached keys, "full" or "stochastic"; "-" for a native layer.
         backend: the one asked for, "automatic", or "-" for a native layer.
         calls: how often it has run since it was swapped (recomputation counts); None in a model that is not.
     """
@@ -25,6 +27,7 @@ class LayerReport:
     index: int
     name: str
     attention: str
+    decode: str
     backend: str
     calls: int | None
 
@@ -43,16 +46,20 @@ class Report(list[LayerReport]):
 
 def report(model: PreTrainedModel) -> Report:
     """What runs where in `model`, swapped or not; a swapped layer whose calls stay 0 is never reached."""
-    swapped = model_state(model)
+    modules = attention_modules(model)
+    swapped = model.config._attn_implementation == NAME
+    plan = read(model.config) if swapped else SwapPlan(str(model.config._attn_implementation), {})
+    windows = native_windows(model.config)
     lines = Report()
-    for name, module in attention_modules(model).items():
-        state = layer_state(module)
-        window = getattr(module, "sliding_window", None)
-        native = str(model.config._attn_implementation) if swapped is None else swapped.native
-        if state is None or state.pattern is None:
-            attention, backend = native + (f", sliding_window={window}" if window else ""), "-"
+    for (name, module), window in zip(modules.items(), windows, strict=True):
+        index: int = module.layer_idx  # type: ignore[assignment]
+        state, layer = layer_state(module), plan.layers.get(index)
+        if layer is None:
+            attention, decode, backend = plan.native + (f", sliding_window={window}" if window else ""), "-", "-"
         else:
             replaced = f", in place of sliding_window={window}" if window else ""
-            attention, backend = f"stochastic_attention: {state.pattern}{replaced}", state.backend or "automatic"
-        lines.append(LayerReport(module.layer_idx, name, attention, backend, None if state is None else state.calls))  # type: ignore[arg-type]
+            attention = f"{NAME}: {layer.pattern}{replaced}"
+            decode, backend = layer.decode, layer.backend or "automatic"
+        calls = 0 if swapped and state is None else None if state is None else state.calls
+        lines.append(LayerReport(index, name, attention, decode, backend, calls))
     return lines

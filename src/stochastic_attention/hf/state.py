@@ -5,20 +5,30 @@ The records are plain attributes of the modules, so a deep copy of a swapped mod
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
-from ..ops.pattern import Pattern
+from .plan import LayerPlan
 
 # Family (`config.model_type`) -> the class of its attention modules. Supporting one more starts here.
 FAMILIES = {
     "llama": "LlamaAttention",
     "qwen2": "Qwen2Attention",
     "qwen3": "Qwen3Attention",
+    "qwen3_moe": "Qwen3MoeAttention",
+    "mistral": "MistralAttention",
+    "mixtral": "MixtralAttention",
+    "gemma2": "Gemma2Attention",
+    "gemma3_text": "Gemma3Attention",
+    "gpt_oss": "GptOssAttention",
+    "smollm3": "SmolLM3Attention",
+    "olmo2": "Olmo2Attention",
+    "phi3": "Phi3Attention",
 }
 
 _ATTRIBUTE = "_stochastic_attention"
@@ -26,11 +36,14 @@ _ATTRIBUTE = "_stochastic_attention"
 
 @dataclass
 class LayerState:
-    """One attention layer of a swapped model. `pattern` None: the layer runs `native`, the function it had before."""
+    """One attention layer of a swapped model. `plan` None: the layer runs `native`, the function it had before.
+
+    `hooked`: a hook of the model passes the step with each call; elsewhere it is 0.
+    """
 
     native: Callable[..., tuple[Tensor, Tensor | None]]
-    pattern: Pattern | None = None
-    backend: str | None = None
+    plan: LayerPlan | None
+    hooked: bool
     calls: int = 0
 
 
@@ -40,15 +53,17 @@ class ModelState:
 
     Attributes:
         native: name of the attention implementation it had.
-        current: name of the one it has.
+        entry: what its config said of a swap before, None for nothing.
         step: feeds the routing keys of every swapped layer.
-        hook: passes the step to each call of the base model.
+        windows: the sliding windows that swapped layers had, by index.
+        hooks: what prepares each call of the model.
     """
 
     native: str
-    current: str
+    entry: object
     step: int | Tensor
-    hook: RemovableHandle
+    windows: dict[int, int]
+    hooks: list[RemovableHandle]
 
 
 def model_state(model: PreTrainedModel) -> ModelState | None:
@@ -74,6 +89,16 @@ def detach(module: nn.Module) -> None:
 def family_class(module: nn.Module, family: str) -> type | None:
     """The family's attention class among the bases of `module` (wrappers subclass it), None for other modules."""
     return next((c for c in type(module).__mro__ if c.__name__ == FAMILIES[family]), None)
+
+
+def native_function(module: nn.Module, native: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The attention function that an attention module runs under the implementation `native`."""
+    if native != "eager":
+        return AttentionInterface()[native]
+    # transformers keeps no registry of eager functions: each modeling file has its own, under this name.
+    modeling = family_class(module, module.config.model_type)  # type: ignore[union-attr]
+    assert modeling is not None
+    return sys.modules[modeling.__module__].eager_attention_forward
 
 
 def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:

@@ -9,8 +9,9 @@ A `Pattern` says which keys N(i) query i sees; it holds no tensor and no state. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .validation import check_choice, check_count, check_flag, check_real
 
@@ -28,7 +29,7 @@ _MOST = 2**31 - 1  # positions and slots are int32 in the backends
 class Pattern:
     """A rule for N(i). Build one with `full`, `local`, `stochastic` or `moba`; fields of other kinds stay at rest.
 
-    Patterns compare and hash by value, so they can key caches and be stored in configs (`dataclasses.asdict`).
+    Patterns compare and hash by value, so they can key caches; `to_dict` and `from_dict` store them in configs.
     """
 
     kind: Kind
@@ -172,8 +173,22 @@ class Pattern:
         check_count("heads", heads, minimum=1)
         return dense_mask(self, n, layer=layer, step=step, causal=causal, heads=heads)
 
-    def __str__(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
+        """The kind and every field that differs from its default, as JSON holds them; `from_dict` reads it back."""
         fields = type(self).__dataclass_fields__
-        shown = [f for f in fields if f != "kind" and getattr(self, f) != fields[f].default]
+        return {f: getattr(self, f) for f in fields if f == "kind" or getattr(self, f) != fields[f].default}
+
+    @classmethod
+    def from_dict(cls, description: Mapping[str, Any]) -> Pattern:
+        """The pattern that `to_dict` described; ValueError for anything else."""
+        if not isinstance(description, Mapping) or "kind" not in description:
+            raise ValueError(f'a pattern must be described by a mapping with a "kind", got {description!r}')
+        unknown = sorted(set(description) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise ValueError(f"a pattern must be described by its fields, got {unknown[0]!r}")
+        return cls(**description)
+
+    def __str__(self) -> str:
         names = {"local_window": "local"}
-        return f"{self.kind}({', '.join(f'{names.get(f, f)}={getattr(self, f)}' for f in shown)})"
+        shown = {names.get(name, name): value for name, value in self.to_dict().items() if name != "kind"}
+        return f"{self.kind}({', '.join(f'{name}={value}' for name, value in shown.items())})"

@@ -1,4 +1,4 @@
-"""The README's examples run as they stand."""
+"""The examples of README and docs run as they stand."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,16 @@ import pytest
 
 from stochastic_attention import Pattern
 
-EXAMPLES = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.DOTALL)
+ROOT = Path(__file__).parent.parent
+
+
+def examples(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
 def test_the_op():
     names = {}
-    exec(EXAMPLES[0], names)
+    exec(examples("README.md")[0], names)
     assert names["out"].shape == names["q"].shape == names["q"].grad.shape
 
 
@@ -22,5 +26,13 @@ def test_the_swap(capsys):
         vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
     )
     model = transformers.LlamaForCausalLM(config).eval()
-    exec(EXAMPLES[1], {"model": model, "union": Pattern.stochastic(window=4, local=4)})
+    exec(examples("README.md")[1], {"model": model, "union": Pattern.stochastic(window=4, local=4)})
     assert capsys.readouterr().out.count("stochastic_attention: stochastic(window=4, local=4)") == 2
+
+
+def test_the_page_on_swapping():
+    pytest.importorskip("transformers")
+    names = {}
+    for example in examples("docs/swap.md"):
+        exec(example, names)
+    assert {"whole", "loss", "built"} <= set(names)
