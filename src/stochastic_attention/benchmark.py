@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -197,6 +198,11 @@ def _call(name: str, workload: Workload, backward: bool, backend: str | None) ->
     out = attention(q, k, v, PATTERNS[name](workload.window), backend=backend)
     if backward:
         torch.autograd.grad(out.sum(), (q, k, v))
+
+
+def peak_memory() -> int | None:
+    """The most bytes that this process has held, all libraries included; None where the system does not say."""
+    return _resident("VmHWM") if sys.platform == "linux" else None
 
 
 def _resident(field: str) -> int:

@@ -15,6 +15,9 @@ COMMANDS = {
     "generate": ".commands.generate",
     "bench": ".commands.bench",
     "backends": ".commands.backends",
+    "reach": ".commands.reach",
+    "mixing": ".commands.mixing",
+    "estimator": ".commands.estimator",
 }
 
 # Third-party module -> the extra that brings it.
@@ -25,6 +28,8 @@ _EXTRAS = {
     "datasets": "evaluation",
     "matplotlib": "evaluation",
     "tqdm": "evaluation",
+    "numpy": "analysis",
+    "scipy": "analysis",
 }
 
 

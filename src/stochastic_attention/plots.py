@@ -22,21 +22,25 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one method. `colour` is a place in the colour cycle, so that a method keeps its own in every figure."""
+    """Points of one method. `colour` is a place in the colour cycle, so that a method keeps its own in every figure.
+
+    A closed form is drawn as a thin dotted line without markers, to stand behind what was measured.
+    """
 
     label: str
     colour: int
     points: Sequence[Point]
+    is_closed_form: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one pair of axes, and a level to hold them against."""
+    """Curves over one pair of axes, and a level to hold them against (None: there is none)."""
 
     title: str
     y_label: str
     y_is_log: bool
-    reference: float
+    reference: float | None
     reference_label: str
     curves: Sequence[Curve]
 
@@ -51,19 +55,24 @@ def plot_panels(panels: Sequence[Panel], x_label: str, path: Path) -> None:
         _draw(axis, panel)
         axis.set_xlabel(x_label)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8))
+    # A panel is as wide as some 46 letters; an entry is its label and a line of about 6.
+    fitting = 46 * len(panels) // (6 + max(map(len, handles), default=0))
+    columns = max(1, min(len(handles), 8, fitting))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     figure.savefig(path, dpi=150)
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    axes.axhline(panel.reference, color="black", linestyle="--", label=panel.reference_label)
+    if panel.reference is not None:
+        axes.axhline(panel.reference, color="black", linestyle="--", label=panel.reference_label)
     for curve in panel.curves:
         axes.errorbar(
             [point.x for point in curve.points],
             [point.y for point in curve.points],
             yerr=[point.error for point in curve.points],
             color=f"C{curve.colour}",
-            marker="o",
+            marker="" if curve.is_closed_form else "o",
+            linestyle=":" if curve.is_closed_form else "-",
             capsize=3,
             label=curve.label,
         )
