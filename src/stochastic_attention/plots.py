@@ -55,9 +55,10 @@ def plot_panels(panels: Sequence[Panel], x_label: str, path: Path) -> None:
         _draw(axis, panel)
         axis.set_xlabel(x_label)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8, 3 * len(panels))
-    )
+    # A panel is as wide as some 46 letters; an entry is its label and a line of about 6.
+    fitting = 46 * len(panels) // (6 + max(map(len, handles), default=0))
+    columns = max(1, min(len(handles), 8, fitting))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     figure.savefig(path, dpi=150)
 
 
