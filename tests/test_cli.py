@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from stochastic_attention import cli, commands
-from stochastic_attention.commands import compare, options
+from stochastic_attention.commands import compare, generate, options
 
 COMPARE_OPTIONS = {
     "--model": "smollm2-135m-instruct",
@@ -23,11 +25,39 @@ COMPARE_OPTIONS = {
 }
 
 
-def test_the_options_of_compare_are_these():
-    args = vars(cli.build_parser().parse_args(["compare"]))
-    assert args.pop("command") == "compare"
-    shown = {f"--{name.replace('_', '-')}": str(value) if name == "output" else value for name, value in args.items()}
-    assert shown == COMPARE_OPTIONS
+GENERATE_OPTIONS = {
+    "--model": "smollm2-135m-instruct",
+    "--prompt": "x",
+    "--prompt-file": None,
+    "--chat": False,
+    "--method": "union",
+    "--budget": None,
+    "--decode": "stochastic",
+    "--layers": "all",
+    "--routing-seed": 0,
+    "--max-new-tokens": 128,
+    "--eos": True,
+    "--temperature": 0.0,
+    "--top-p": 1.0,
+    "--seed": 0,
+    "--no-full": False,
+    "--output": None,
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--backend": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [(["compare"], COMPARE_OPTIONS), (["generate", "--prompt", "x"], GENERATE_OPTIONS)],
+    ids=["compare", "generate"],
+)
+def test_the_options_are_these(arguments, options):
+    args = vars(cli.build_parser().parse_args(arguments))
+    assert args.pop("command") == arguments[0]
+    shown = {f"--{name.replace('_', '-')}": str(v) if isinstance(v, Path) else v for name, v in args.items()}
+    assert shown == options
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -45,7 +75,9 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(("module", "extra"), [("datasets", "evaluation"), ("transformers", "hf")])
+@pytest.mark.parametrize(
+    ("module", "extra"), [("datasets", "evaluation"), ("transformers", "hf"), ("scipy", "analysis")]
+)
 def test_a_missing_extra_is_one_sentence_that_says_how_to_get_it(monkeypatch, capsys, module, extra):
     def run(_):
         raise ModuleNotFoundError(f"No module named '{module}'", name=f"{module}.sub")
@@ -83,6 +115,14 @@ def test_limits_that_do_not_fit_the_tasks_are_refused(text):
 def test_budgets_are_integers():
     with pytest.raises(ValueError, match="budgets must be integers separated by commas, got '64,x'"):
         options.split_numbers("budgets", "64,x")
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [("all", "all"), ("every 4th", "every 4th"), ("3", (3,)), ("0, 3,5", (0, 3, 5)), ("0,x", "0,x"), ("", "")],
+)
+def test_layers_are_indices_or_a_name(text, layers):
+    assert generate.split_layers(text) == layers
 
 
 def test_what_is_only_needed_at_the_end_is_missed_at_the_start(monkeypatch):

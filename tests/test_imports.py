@@ -22,8 +22,8 @@ MODULES = sorted(
     if path.name not in ("__init__.py", "__main__.py")
 )
 # Lowest first. A module imports from its own level or a lower one; backends, which share a level, never each other.
-LEVELS = ["ops", "records", "plots", "models", "hf", "evaluation", "benchmark", "commands", "cli"]
-EXTRAS = ["transformers", "datasets", "matplotlib", "triton", "accelerate", "gguf", "tqdm", "scipy"]
+LEVELS = ["ops", "records", "tables", "plots", "models", "analysis", "hf", "evaluation", "benchmark", "commands", "cli"]
+EXTRAS = ["transformers", "datasets", "matplotlib", "triton", "accelerate", "gguf", "tqdm", "scipy", "igraph"]
 
 
 def imports_of(module: str) -> set[str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ PATTERNS: dict[str, Callable[[int], Pattern]] = {
 }
 
 _GATE_LENGTH = 257
+_STEPS = 20  # of decoding in one measurement: a step is too short for the clock
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,9 @@ class Memory:
 
 def check_against_oracle(names: Iterable[str], like: Workload, backend: str | None) -> None:
     """Raise RuntimeError where a pattern's output or gradients differ from the oracle's beyond rounding."""
-    workload = Workload(**{**asdict(like), "length": _GATE_LENGTH, "window": min(like.window, 32)})
+    workload = _small(like)
     q, k, v = workload.tensors(requires_grad=True)
     (cotangent,) = workload.tensors(1)
-    tolerance = 4 * float(torch.finfo(v.dtype).eps) ** 0.5 if v.dtype.itemsize < 4 else 2e-4
     for name in names:
         pattern = PATTERNS[name](workload.window)
         found = []
@@ -91,53 +92,97 @@ def check_against_oracle(names: Iterable[str], like: Workload, backend: str | No
             out = attention(q, k, v, pattern, backend=choice)
             found.append([out.detach(), *torch.autograd.grad(out, (q, k, v), cotangent)])
         for what, ours, oracles in zip(("out", "dq", "dk", "dv"), *found, strict=True):
-            error = float((ours - oracles).abs().max() / oracles.abs().max())
-            if not error <= tolerance:
-                raise RuntimeError(f"{name}: {what} is off the oracle by {error:.1e} of its largest value; not timed")
+            _compare(name, what, ours, oracles)
+
+
+def check_decoding_against_oracle(names: Iterable[str], like: Workload, backend: str | None) -> None:
+    """Raise RuntimeError where a pattern's output for the newest token differs from the oracle's beyond rounding."""
+    workload = _small(like)
+    for name in names:
+        ours, oracles = (_decode(name, workload, choice)() for choice in (backend, "reference"))
+        _compare(name, "out", ours, oracles)
+
+
+def _small(like: Workload) -> Workload:
+    return Workload(**{**asdict(like), "length": _GATE_LENGTH, "window": min(like.window, 32)})
+
+
+def _compare(name: str, what: str, ours: torch.Tensor, oracles: torch.Tensor) -> None:
+    tolerance = 4 * float(torch.finfo(ours.dtype).eps) ** 0.5 if ours.dtype.itemsize < 4 else 2e-4
+    error = float((ours - oracles).abs().max() / oracles.abs().max())
+    if not error <= tolerance:
+        raise RuntimeError(f"{name}: {what} is off the oracle by {error:.1e} of its largest value; not timed")
 
 
 def measure_speed(
     names: Iterable[str], workload: Workload, *, backward: bool, repeats: int, backend: str | None
 ) -> list[Timing]:
-    """Time each pattern against full attention, one after the other in every round, and take medians over rounds."""
+    """Time each pattern against full attention."""
     q, k, v = workload.tensors(requires_grad=backward)
     (cotangent,) = workload.tensors(1)
 
-    def seconds(op: Callable[[], torch.Tensor]) -> float:
-        _synchronise(workload.device)
-        begin = time.perf_counter()
-        out = op()
-        if backward:
-            torch.autograd.grad(out, (q, k, v), cotangent)
-        _synchronise(workload.device)
-        return time.perf_counter() - begin
+    def run(op: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        return (lambda: torch.autograd.grad(op(), (q, k, v), cotangent)) if backward else op
 
-    def run(pattern: Pattern) -> Callable[[], torch.Tensor]:
+    def attend(pattern: Pattern) -> Callable[[], torch.Tensor]:
         return lambda: attention(q, k, v, pattern, backend=backend)
 
-    ops = {name: run(PATTERNS[name](workload.window)) for name in names}
+    ops = {"full": run(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))}
+    ops |= {name: run(attend(PATTERNS[name](workload.window))) for name in names}
+    return _time(ops, workload, backward=backward, repeats=repeats)
+
+
+def measure_decoding(names: Iterable[str], workload: Workload, *, repeats: int, backend: str | None) -> list[Timing]:
+    """Time one step of decoding, the newest of `length` tokens against all of them, against full attention's step."""
+    q, k, v = _newest(workload)
+    ops = {"full": lambda: F.scaled_dot_product_attention(q, k, v)}
+    ops |= {name: _decode(name, workload, backend) for name in names}
+    return _time(ops, workload, backward=False, repeats=repeats, queries=slice(-1, None), calls=_STEPS)
+
+
+def _newest(workload: Workload) -> list[torch.Tensor]:
+    q, k, v = workload.tensors()
+    return [q[:, :, -1:], k, v]
+
+
+def _decode(name: str, workload: Workload, backend: str | None) -> Callable[[], torch.Tensor]:
+    q, k, v = _newest(workload)
+    place = torch.tensor([workload.length - 1], device=q.device)
+    pattern = PATTERNS[name](workload.window)
+    return lambda: attention(q, k, v, pattern, query_positions=place, decode=True, backend=backend)
+
+
+def _time(
+    ops: Mapping[str, Callable[[], object]],
+    workload: Workload,
+    *,
+    backward: bool,
+    repeats: int,
+    queries: slice = slice(None),
+    calls: int = 1,
+) -> list[Timing]:
+    """Run the ops of some `queries` in turns, each `calls` times a round, and take medians over rounds."""
+
+    def seconds(op: Callable[[], object]) -> float:
+        _synchronise(workload.device)
+        begin = time.perf_counter()
+        for _ in range(calls):
+            op()
+        _synchronise(workload.device)
+        return (time.perf_counter() - begin) / calls
+
     for op in ops.values():
-        seconds(op)
-    rounds: dict[str, list[float]] = {name: [] for name in ("full", *ops)}
-    for _ in range(repeats):
-        rounds["full"].append(seconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)))
-        for name, op in ops.items():
-            rounds[name].append(seconds(op))
-    median = {name: statistics.median(times) for name, times in rounds.items()}
-    pairs = {name: int(keys_per_query(PATTERNS[name](workload.window), workload.length).sum()) for name in ops}
-    of_full = workload.length * (workload.length + 1) // 2
-    return [
-        Timing(
-            pattern=name,
-            length=workload.length,
-            backward=backward,
-            seconds=median[name],
-            full_seconds=median["full"],
-            speedup=median["full"] / median[name],
-            limit=of_full / pairs[name],
-        )
-        for name in ops
-    ]
+        op()
+    rounds = [{name: seconds(op) for name, op in ops.items()} for _ in range(repeats)]
+    median = {name: statistics.median(times[name] for times in rounds) for name in ops}
+    full = median.pop("full")
+    pairs_of_full = int(torch.arange(1, workload.length + 1)[queries].sum())
+
+    def limit(name: str) -> float:
+        keys = keys_per_query(PATTERNS[name](workload.window), workload.length)
+        return pairs_of_full / int(keys[:, queries].sum())
+
+    return [Timing(name, workload.length, backward, own, full, full / own, limit(name)) for name, own in median.items()]
 
 
 def measure_memory(name: str, workload: Workload, *, backward: bool, backend: str | None) -> Memory:
@@ -171,6 +216,11 @@ def _call(name: str, workload: Workload, backward: bool, backend: str | None) ->
     out = attention(q, k, v, PATTERNS[name](workload.window), backend=backend)
     if backward:
         torch.autograd.grad(out.sum(), (q, k, v))
+
+
+def peak_memory() -> int | None:
+    """The most bytes that this process has held, all libraries included; None where the system does not say."""
+    return _resident("VmHWM") if sys.platform == "linux" else None
 
 
 def _resident(field: str) -> int:

@@ -12,8 +12,14 @@ from types import ModuleType
 # A command module has `add_arguments(parser)` and `run(args) -> int`; its docstring's first line is its help.
 COMMANDS = {
     "compare": ".commands.compare",
+    "generate": ".commands.generate",
     "bench": ".commands.bench",
     "backends": ".commands.backends",
+    "reach": ".commands.reach",
+    "mixing": ".commands.mixing",
+    "estimator": ".commands.estimator",
+    "graph": ".commands.graph",
+    "compare-graphs": ".commands.compare_graphs",
 }
 
 # Third-party module -> the extra that brings it.
@@ -24,6 +30,10 @@ _EXTRAS = {
     "datasets": "evaluation",
     "matplotlib": "evaluation",
     "tqdm": "evaluation",
+    "numpy": "analysis",
+    "scipy": "analysis",
+    "igraph": "analysis",
+    "pyarrow": "analysis",
 }
 
 

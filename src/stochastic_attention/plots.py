@@ -22,21 +22,25 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one method. `colour` is a place in the colour cycle, so that a method keeps its own in every figure."""
+    """Points of one method. `colour` is a place in the colour cycle, so that a method keeps its own in every figure.
+
+    A closed form is drawn as a thin dotted line without markers, to stand behind what was measured.
+    """
 
     label: str
     colour: int
     points: Sequence[Point]
+    is_closed_form: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one pair of axes, and a level to hold them against."""
+    """Curves over one pair of axes, and a level to hold them against (None: there is none)."""
 
     title: str
     y_label: str
     y_is_log: bool
-    reference: float
+    reference: float | None
     reference_label: str
     curves: Sequence[Curve]
 
@@ -51,19 +55,24 @@ def plot_panels(panels: Sequence[Panel], x_label: str, path: Path) -> None:
         _draw(axis, panel)
         axis.set_xlabel(x_label)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 8))
+    # A panel is as wide as some 46 letters; an entry is its label and a line of about 6.
+    fitting = 46 * len(panels) // (6 + max(map(len, handles), default=0))
+    columns = max(1, min(len(handles), 8, fitting))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
     figure.savefig(path, dpi=150)
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    axes.axhline(panel.reference, color="black", linestyle="--", label=panel.reference_label)
+    if panel.reference is not None:
+        axes.axhline(panel.reference, color="black", linestyle="--", label=panel.reference_label)
     for curve in panel.curves:
         axes.errorbar(
             [point.x for point in curve.points],
             [point.y for point in curve.points],
             yerr=[point.error for point in curve.points],
             color=f"C{curve.colour}",
-            marker="o",
+            marker="" if curve.is_closed_form else "o",
+            linestyle=":" if curve.is_closed_form else "-",
             capsize=3,
             label=curve.label,
         )
@@ -76,3 +85,44 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title)
     axes.set_ylabel(panel.y_label)
     axes.grid(alpha=0.3)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Labelled points over one pair of logarithmic axes; `at_one` marks the value 1 of both."""
+
+    title: str
+    x_label: str
+    y_label: str
+    points: Sequence[tuple[str, float, float]]
+    at_one: bool = False
+
+
+def plot_scatters(scatters: Sequence[Scatter], path: Path) -> None:
+    """Draw scatters side by side; a label keeps its colour and marker in all of them. Writes a PNG."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    figure = Figure(figsize=(5.2 * len(scatters), 4.8), layout="constrained")
+    labels = list(dict.fromkeys(label for scatter in scatters for label, _, _ in scatter.points))
+    markers = "osD^v<>Ph*"
+    for scatter, axes in zip(scatters, figure.subplots(1, len(scatters), squeeze=False)[0], strict=True):
+        for label, x, y in scatter.points:
+            place = labels.index(label)
+            axes.loglog(x, y, markers[place % len(markers)], color=f"C{place % 10}", label=label)
+        if scatter.at_one:
+            axes.axhline(1, color="black", linestyle="--")
+            axes.axvline(1, color="black", linestyle="--")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_title(scatter.title)
+        axes.set_xlabel(scatter.x_label)
+        axes.set_ylabel(scatter.y_label)
+        axes.grid(alpha=0.3)
+    handles = {
+        label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
+    figure.savefig(path, dpi=150)

@@ -47,6 +47,7 @@ def visible(
     token: int,
     *,
     causal: bool = True,
+    decode: bool = False,
     layer: int = 0,
     step: int = 0,
     head: int = 0,
@@ -68,7 +69,8 @@ def visible(
         return {own[p]: 0.0 for p in range(i + 1) if p // pattern.block_size in chosen}
     biases = {}
     for p in range(i + 1 if causal else len(own)):
-        bias = _bias(pattern, i, p, n=len(own), causal=causal, layer=layer, step=step, head=head)
+        n = i + 1 if decode else len(own)
+        bias = _bias(pattern, i, p, n=n, causal=causal, layer=layer, step=step, head=head)
         if bias is not None:
             biases[own[p]] = bias
     return biases
@@ -111,6 +113,7 @@ def attention(
     layer: int = 0,
     step: int = 0,
     causal: bool = True,
+    decode: bool = False,
     query_positions: Tensor | None = None,
     documents: Tensor | None = None,
     scale: float | None = None,
@@ -133,6 +136,7 @@ def attention(
                     rows[b].tolist(),
                     int(places[b, i]),
                     causal=causal,
+                    decode=decode,
                     layer=layer,
                     step=step,
                     head=shared,

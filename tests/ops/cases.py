@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
 from stochastic_attention import Pattern
+from stochastic_attention import attention as op
 
 FULL = Pattern.full()
 MOBA = Pattern.moba(block_size=4, top_k=3)
@@ -70,6 +72,24 @@ def tensors(
     )
     q, k, v = (torch.randn(s, generator=draw, dtype=torch.float64).to(dtype).requires_grad_(grad) for s in shapes)
     return q, k, v
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, pattern: Pattern, *, backend: str | None = None, **options):
+    """The op by one backend; `gather`, which is for few queries that are not all the keys, is given them in chunks."""
+    if backend != "gather":
+        return op(q, k, v, pattern, backend=backend, **options)
+    n = k.shape[2]
+    if pattern.kind == "moba" or not options.get("causal", True) or 0 in (len(q), q.shape[2], n):
+        pytest.skip("gather does not take this call")
+    size = max(1, min(n - 1, 64))
+    places = options.pop("query_positions", torch.arange(n)).split(size, dim=-1)
+    parts = [
+        op(chunk, k, v, pattern, query_positions=at, backend=backend, **options)
+        for chunk, at in zip(q.split(size, dim=2), places, strict=True)
+    ]
+    if options.get("return_lse"):
+        return tuple(torch.cat(part, dim=2) for part in zip(*parts, strict=True))
+    return torch.cat(parts, dim=2)
 
 
 def outcome(run: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor, **options) -> dict[str, Tensor]:

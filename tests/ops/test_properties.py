@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stochastic_attention import Pattern, attention, documents_from_mask
+from stochastic_attention import Pattern, documents_from_mask
+from stochastic_attention.ops import rank_tables
 
-from .cases import all_patterns, is_causal_only, stochastic_patterns, tensors
+from .cases import all_patterns, attention, is_causal_only, stochastic_patterns, tensors
 
 GROWING = [pattern for pattern in all_patterns(window=4) if pattern.kind != "stochastic" or pattern.scope == "prefix"]
 BOTH_WAYS = [pattern for pattern in all_patterns(window=4) if not is_causal_only(pattern)]
@@ -188,6 +189,7 @@ class TestLimits:
             module = pytest.importorskip(f"stochastic_attention.ops.{name}")
             if hasattr(module, "routing_keys"):
                 monkeypatch.setattr(module, "routing_keys", identity)
+        monkeypatch.setattr(rank_tables, "_KEPT", rank_tables._Kept(0))
         inputs = tensors(29)
         got = attention(*inputs, Pattern.stochastic(window), causal=causal, backend=backend)
         expected = attention(*inputs, Pattern.local(window), causal=causal, backend=backend)

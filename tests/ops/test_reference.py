@@ -82,6 +82,14 @@ def test_query_positions(pattern, layout, places):
     assert_same(outcome(oracle, *inputs, **options), outcome(brute.attention, *inputs, **options))
 
 
+@pytest.mark.parametrize("layout", ["single", "left-padded", "interleaved"])
+@pytest.mark.parametrize("pattern", [p for p in all_patterns(window=3) if p.is_random], ids=str)
+def test_decoding_permutes_the_prefix(pattern, layout):
+    inputs = tensors(13)
+    options = {"pattern": pattern, "documents": LAYOUTS[layout](13), "decode": True, "layer": 4}
+    assert_same(outcome(oracle, *inputs, **options), outcome(brute.attention, *inputs, **options))
+
+
 @pytest.mark.parametrize("heads", [(8, 2), (6, 3), (8, 1), (4, 4)], ids=lambda h: f"{h[0]}over{h[1]}")
 @pytest.mark.parametrize("pattern", stochastic_patterns(window=3), ids=str)
 def test_query_heads_share_consecutive_key_heads(pattern, heads):

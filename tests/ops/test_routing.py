@@ -13,11 +13,11 @@ from collections import Counter
 import pytest
 import torch
 
-from stochastic_attention import Pattern, attention
+from stochastic_attention import Pattern
 from stochastic_attention.ops.routing import inverse_permutation, permutation_ranks, routing_keys
 
 from . import brute
-from .cases import tensors
+from .cases import attention, tensors
 
 # SHA-256 over the 4096 keys of a draw as little-endian 32-bit words. They must never change: a seed stands for results.
 KNOWN = {
@@ -235,12 +235,12 @@ class TestTheOpDrawsNothingElse:
     # Tracing reads .grad of intermediate tensors, and PyTorch warns of that.
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
     @pytest.mark.parametrize("scope", ["sequence", "prefix"])
-    def test_a_compiled_caller_gets_a_new_draw_every_step(self, fast_backend, scope):
+    def test_a_compiled_caller_gets_a_new_draw_every_step(self, scope):
         torch._dynamo.reset()
         q, k, v = tensors(33, grad=True)
 
         def model(q, step):
-            return attention(q * 2, k, v, Pattern.stochastic(4, scope=scope), step=step, backend=fast_backend) + 1
+            return attention(q * 2, k, v, Pattern.stochastic(4, scope=scope), step=step, backend="blocked") + 1
 
         compiled = torch.compile(model, backend="aot_eager")
         outs = []
@@ -254,14 +254,14 @@ class TestTheOpDrawsNothingElse:
         assert not torch.allclose(outs[0], outs[1])
         assert not torch.allclose(outs[1], outs[2])
 
-    def test_compiled_with_shared_buffers(self, fast_backend):
+    def test_compiled_with_shared_buffers(self):
         torch._dynamo.reset()
         x = torch.randn(1, 2, 33, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
         def model(x):
             q, k, v = x.chunk(3, dim=-1)
-            return attention(q, k, v, Pattern.stochastic(4), backend=fast_backend) + attention(
-                q, q, q, Pattern.local(4), backend=fast_backend
+            return attention(q, k, v, Pattern.stochastic(4), backend="blocked") + attention(
+                q, q, q, Pattern.local(4), backend="blocked"
             )
 
         torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x), rtol=1e-12, atol=1e-12)

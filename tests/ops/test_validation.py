@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from stochastic_attention import Pattern, attention
+from stochastic_attention import Pattern
 
-from .cases import tensors
+from .cases import attention, tensors
 
 MOBA, SEQUENCE, PREFIX = Pattern.moba(4, 2), Pattern.stochastic(4), Pattern.stochastic(4, scope="prefix")
 
@@ -98,6 +98,10 @@ def test_fields_of_another_kind(kind, field, value):
         ({"step": torch.tensor(1, dtype=torch.int32)}, "step", "int32"),
         ({"causal": 1}, "causal", 1),
         ({"causal": None}, "causal", None),
+        ({"decode": 1}, "decode", 1),
+        ({"decode": None}, "decode", None),
+        ({"decode": True, "causal": False}, "decode", "causal=False"),
+        ({"decode": True, "backend": "blocked"}, "decode", "permutation of its own"),
         ({"scale": float("nan")}, "scale", "nan"),
         ({"scale": "1"}, "scale", "'1'"),
         ({"softcap": 0.0}, "softcap", 0.0),

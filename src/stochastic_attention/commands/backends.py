@@ -11,7 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask each backend's own predicate about one small call of every kind, on every device here."""
+    """Ask each backend's predicate about a whole text and a step of decoding of every kind, on every device here."""
     del args
     import torch
 
@@ -31,9 +31,12 @@ def run(args: argparse.Namespace) -> int:
     for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         for dtype in ("float32", "bfloat16"):
             x = torch.zeros(1, 1, 4, 8, device=device, dtype=getattr(torch, dtype))
-            layout = make_layout(None, None, batch=1, queries=4, keys=4, device=x.device)
             for label, pattern in patterns.items():
-                for backend in backend_names():
-                    reason = unsupported(Call.checked(x, x, x, pattern, layout=layout), backend)
-                    print(f"{device:<5} {dtype:<9} {label:<21} {backend:<10} {reason or 'yes'}")
+                for use, first in (("whole", 0), ("decode", 3)):
+                    places = torch.arange(first, 4, device=device)
+                    layout = make_layout(None, places, batch=1, queries=len(places), keys=4, device=x.device)
+                    call = Call.checked(x[:, :, first:], x, x, pattern, layout=layout, decode=use == "decode")
+                    for backend in backend_names():
+                        reason = unsupported(call, backend)
+                        print(f"{device:<5} {dtype:<9} {label:<21} {use:<7} {backend:<10} {reason or 'yes'}")
     return 0

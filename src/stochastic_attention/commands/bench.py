@@ -1,4 +1,4 @@
-"""Time the op against torch's own full causal attention, in one run, and show its peak memory."""
+"""Time the op, or a step of decoding, against torch's own full causal attention, and show its peak memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heads", type=int, default=8, help="query and key/value heads")
     parser.add_argument("--head-dim", type=int, default=64, help="of q, k and v")
     parser.add_argument("--window", type=int, default=256, help="of every pattern")
-    parser.add_argument("--passes", default="forward", help="forward, backward (both passes) or forward,backward")
+    parser.add_argument(
+        "--passes", default="forward", help="forward, backward (both passes), decode (one step); comma-separated"
+    )
     parser.add_argument("--memory", action="store_true", help="also measure peak memory (Linux, or a CUDA device)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that the medians are taken over")
     parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
@@ -30,7 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check against the oracle, measure, print a line a measurement, and save the record."""
-    from ..benchmark import PATTERNS, Workload, check_against_oracle, measure_memory, measure_speed
+    from ..benchmark import (
+        PATTERNS,
+        Workload,
+        check_against_oracle,
+        check_decoding_against_oracle,
+        measure_decoding,
+        measure_memory,
+        measure_speed,
+    )
     from ..ops.validation import check_choice, check_count, check_device
     from ..records import Environment, Record
 
@@ -38,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     for name in names:
         check_choice("patterns", name, PATTERNS)
     for which in passes:
-        check_choice("passes", which, ("forward", "backward"))
+        check_choice("passes", which, ("forward", "backward", "decode"))
+    if args.memory and "decode" in passes:
+        raise ValueError("memory is measured of forward and backward, not of decode: run them apart")
     check_choice("dtype", args.dtype, ("float64", "float32", "bfloat16", "float16"))
     check_device(args.device)
     lengths = split_numbers("lengths", args.lengths)
@@ -47,21 +59,29 @@ def run(args: argparse.Namespace) -> int:
     for name in ("heads", "head_dim", "window", "repeats"):
         check_count(name, getattr(args, name), minimum=1)
 
-    results: dict[str, list[dict[str, object]]] = {"speed": [], "memory": []}
+    results: dict[str, list[dict[str, object]]] = {"speed": [], "decode": [], "memory": []}
     shape = {"heads": args.heads, "head_dim": args.head_dim, "window": args.window}
     for length in lengths:
         workload = Workload(length=length, device=args.device, dtype=args.dtype, **shape)
         if length == lengths[0]:
-            check_against_oracle(names, workload, args.backend)
+            if "decode" in passes:
+                check_decoding_against_oracle(names, workload, args.backend)
+            if {"forward", "backward"} & set(passes):
+                check_against_oracle(names, workload, args.backend)
             print(f"agrees with the oracle: {', '.join(names)}", file=sys.stderr)
         for which in passes:
             backward = which == "backward"
-            label = "forward+backward" if backward else "forward"
-            for timing in measure_speed(names, workload, backward=backward, repeats=args.repeats, backend=args.backend):
-                results["speed"].append(asdict(timing))
+            label = "forward+backward" if backward else which
+            options = {"repeats": args.repeats, "backend": args.backend}
+            if which == "decode":
+                timings = measure_decoding(names, workload, **options)
+            else:
+                timings = measure_speed(names, workload, backward=backward, **options)
+            for timing in timings:
+                results["decode" if which == "decode" else "speed"].append(asdict(timing))
                 print(
-                    f"{length:>7} {label:<17} {timing.pattern:<15} {timing.seconds * 1e3:>9.1f} ms"
-                    f"   full {timing.full_seconds * 1e3:>9.1f} ms   {timing.speedup:>6.2f}x of {timing.limit:.1f}x",
+                    f"{length:>7} {label:<17} {timing.pattern:<15} {timing.seconds * 1e3:>9.2f} ms"
+                    f"   full {timing.full_seconds * 1e3:>9.2f} ms   {timing.speedup:>6.2f}x of {timing.limit:.1f}x",
                     flush=True,
                 )
             for name in names if args.memory else ():

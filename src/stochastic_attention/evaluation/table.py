@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..tables import markdown
 from .budget import Match
 from .methods import REFERENCE
 from .results import CellResult, PrefillResult, Summary, summarise
@@ -45,7 +46,7 @@ def render(cells: Sequence[CellResult], prefill: Sequence[PrefillResult], *, mat
             summary = summarise(mine, TASKS[task].headline)
             row += [_keys(summary, line.budget, match), _quality(summary)]
         rows.append(row + _time(times[line], times[_Line(REFERENCE, None)]))
-    return _markdown([header, *rows]) + "\n" + _notes(cells, tasks, match, length)
+    return markdown([header, *rows]) + _notes(cells, tasks, match, length)
 
 
 def _keys(summary: Summary, budget: int | None, match: Match) -> str:
@@ -81,12 +82,3 @@ def _notes(cells: Sequence[CellResult], tasks: Sequence[str], match: Match, leng
         f"prefill: median forward pass over {length} tokens, batch 1, each method at mean keys a query = budget there.",
     ]
     return "\n" + "\n".join(f"- {note}" for note in notes) + "\n"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    # The method's name reads from the left, figures line up on the right.
-    pad = [str.ljust, *[str.rjust] * (len(widths) - 1)]
-    text = ["| " + " | ".join(p(x, w) for p, x, w in zip(pad, row, widths, strict=True)) + " |" for row in rows]
-    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
-    return "\n".join([text[0], "| " + " | ".join(rule) + " |", *text[1:]])

@@ -12,10 +12,11 @@ says what to swap (see `configure`).
 """
 
 from .plan import configure
-from .register import register
+from .registration import register
 from .report import LayerReport, Report, report
 from .swap import restore, set_step, swap
+from .training import RoutingStep
 
-__all__ = ["LayerReport", "Report", "configure", "report", "restore", "set_step", "swap"]
+__all__ = ["LayerReport", "Report", "RoutingStep", "configure", "report", "restore", "set_step", "swap"]
 
 register()

@@ -90,7 +90,7 @@ def configure(
     `prefill_chunk_size` is not refused. `swap(model)`, or `set_step` or `restore`, puts them in place.
     """
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    native = "sdpa" if model_class._supports_sdpa else "eager"
+    native = "sdpa" if model_class._supports_sdpa and not sdpa_drops_softcap(config) else "eager"
     write(config, SwapPlan(native, plan_layers(config, pattern, layers, decode=decode, backend=backend)))
     return config
 
@@ -146,6 +146,11 @@ def write(config: PreTrainedConfig, plan: SwapPlan) -> None:
         for layer, indices in groups.items()
     ]
     setattr(config, NAME, {"native": plan.native, "layers": entry})
+
+
+def sdpa_drops_softcap(config: PreTrainedConfig) -> bool:
+    """Whether models of this config softcap their scores, which sdpa leaves out, in old versions without a word."""
+    return config.model_type == "gemma2" and config.attn_logit_softcapping is not None
 
 
 def native_windows(config: PreTrainedConfig) -> list[int | None]:

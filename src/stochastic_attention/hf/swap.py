@@ -15,8 +15,8 @@ from ..ops.call import check_step
 from ..ops.pattern import Pattern
 from .attend import STEP_ARGUMENT
 from .caches import keep_all_keys
-from .plan import NAME, NATIVES, LayersSpec, SwapPlan, native_windows, plan_layers, read, write
-from .register import check_version, register
+from .plan import NAME, NATIVES, LayersSpec, SwapPlan, native_windows, plan_layers, read, sdpa_drops_softcap, write
+from .registration import check_version, register
 from .state import LayerState, ModelState, attach, attention_modules, detach, model_state, native_function
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -211,11 +211,7 @@ def _native(model: PreTrainedModel, state: ModelState | None) -> str:
         native = read(model.config).native
     if native not in NATIVES:
         raise ValueError(f"model must have attn_implementation {' or '.join(NATIVES)} to be swapped, got {native!r}")
-    if (
-        native == "sdpa"
-        and getattr(model.config, "attn_logit_softcapping", None)
-        and model.config.model_type == "gemma2"
-    ):
+    if native == "sdpa" and sdpa_drops_softcap(model.config):
         raise ValueError(
             'a model with attn_logit_softcapping must have attn_implementation="eager" to be swapped, as sdpa leaves '
             "the softcap out, got 'sdpa'"

@@ -38,7 +38,7 @@ def unsupported(call: Call) -> str | None:
         return "causal=True only"
     if call.permutes_each_prefix:
         return None
-    if call.layout.queries_are_keys:
+    if call.layout.queries_are_keys and call.q.shape[2] > 1:
         return "the queries are the keys themselves, and each key is wanted by many"
     if call.q.shape[2] > _MOST_QUERIES:
         return f"at most {_MOST_QUERIES} queries, got {call.q.shape[2]}"
@@ -47,8 +47,12 @@ def unsupported(call: Call) -> str | None:
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in the call's compute dtype; the sink is outside the lse."""
+    k, v = call.k, call.v
+    if sees_whole_past(call) or (torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)):
+        # Gathered rows are cast, few as they are; gradients of a key that many queries gather are summed before.
+        k, v = k.to(call.compute_dtype), v.to(call.compute_dtype)
     size = max(1, _ELEMENTS_AT_ONCE // _elements_of_a_query(call))
-    parts = [_attend(call, slice(begin, begin + size)) for begin in range(0, call.q.shape[2], size)]
+    parts = [_attend(call, k, v, slice(begin, begin + size)) for begin in range(0, call.q.shape[2], size)]
     out, lse = parts[0] if len(parts) == 1 else (torch.cat(part, dim=2) for part in zip(*parts, strict=True))
     return (out if call.sink_logits is None else apply_sink(out, lse, call.sink_logits)), lse
 
@@ -214,7 +218,7 @@ def _table(call: Call, smallest: int, levels: int) -> tuple[Tensor, Tensor]:
     return table, torch.arange(heads, device=device)[:, None, None]
 
 
-def _attend(call: Call, queries: slice) -> tuple[Tensor, Tensor]:
+def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
     """Attention of some of the queries, sinks left out.
 
     Keys are held in sets: one a query, or one that all share where they see their whole past. Inside, shapes are
@@ -228,12 +232,11 @@ def _attend(call: Call, queries: slice) -> tuple[Tensor, Tensor]:
     if sees_whole_past(call):
         allowed = _whole_past(call, queries)[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)[:, :, None]
         q = q.flatten(2, 3)[:, :, None]
-        k, v = call.k[:, :, None], call.v[:, :, None]
+        k, v = k[:, :, None], v[:, :, None]
     else:
         found = neighbours(call, queries)
         allowed, bias = found.allowed[:, :, :, None], None if found.bias is None else found.bias[:, :, :, None]
-        k, v = _rows(call.k, found.slot), _rows(call.v, found.slot)
-    k, v = k.to(call.compute_dtype), v.to(call.compute_dtype)
+        k, v = (_rows(x, found.slot).to(call.compute_dtype) for x in (k, v))
 
     q, bad_q = _without_bad_rows(q)
     k, bad_k = _without_bad_rows(k)

@@ -47,7 +47,8 @@ def rank_table(
             return _draw(smallest, levels, seed=seed, step=step, layer=layer, heads=heads, device=device)
         step = int(step)
     # A compiler may hold changing integers as symbols, and a constant needs numbers: `index` guards on them.
-    return _kept(smallest, levels, seed, index(step), index(layer), heads, device)
+    smallest, levels, seed, step, layer, heads = (index(x) for x in (smallest, levels, seed, step, layer, heads))
+    return _kept(smallest, levels, seed, step, layer, heads, device)
 
 
 def _draw(

@@ -1,0 +1,1 @@
+"""Theory and connectomes: what patterns and brains look like as graphs."""
