@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from stochastic_attention import Pattern, attention
-from stochastic_attention.ops import cpp, native
+from stochastic_attention.ops import cpp, few_queries, native
 from stochastic_attention.ops.call import Call
 from stochastic_attention.ops.layout import make_layout
 
-from .cases import all_patterns, outcome, tensors, union
+from .cases import LAYOUTS, all_patterns, outcome, stochastic_patterns, tensors, union
 from .fuzz import check_random_call
 
 FUZZ = Path(__file__).parent / "fuzz.py"
@@ -142,6 +142,87 @@ class TestKernel:
         ]
         for name, got in results[0].items():
             torch.testing.assert_close(got, results[1][name], rtol=1e-4, atol=1e-4)
+
+
+class TestFewQueries:
+    """What decoding runs: no gradient is asked for, so that the backend `gather` may use its kernel."""
+
+    @pytest.fixture(autouse=True)
+    def kernel_calls(self, monkeypatch):
+        """How often the kernel was called."""
+        calls = []
+        attend = few_queries.attend
+        monkeypatch.setattr(few_queries, "attend", lambda *args, **kwargs: calls.append(1) or attend(*args, **kwargs))
+        return calls
+
+    @pytest.mark.parametrize("heads", [(1, 1), (4, 2), (6, 2), (5, 1)], ids=str)
+    @pytest.mark.parametrize("layout", ["single", "left-padded", "packed-and-padded", "interleaved"])
+    @pytest.mark.parametrize(
+        "pattern", [p for p in all_patterns(window=4) if p.kind in ("local", "stochastic")], ids=str
+    )
+    def test_like_the_oracle(self, kernel_calls, pattern, layout, heads):
+        places = torch.tensor([[3, 70, 0, 3], [1, 1, 8, 69]])
+        for dims, softcap in (((8, 3), None), ((31, 72), 2.0)):
+            inputs = tensors(71, heads=heads, queries=4, dims=dims)
+            options = {"query_positions": places, "documents": LAYOUTS[layout](71), "softcap": softcap, "layer": 3}
+            got, want = (
+                attention(*inputs, pattern, backend=name, return_lse=True, **options)
+                for name in ("gather", "reference")
+            )
+            torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+        assert len(kernel_calls) == 2
+
+    @pytest.mark.parametrize("scope", ["sequence", "prefix"])
+    def test_the_newest_tokens(self, kernel_calls, scope):
+        inputs = tensors(71, queries=40)
+        options = {"decode": True, "query_positions": torch.arange(31, 71), "return_lse": True}
+        got, want = (attention(*inputs, union(4, scope=scope), backend=b, **options) for b in ("gather", "reference"))
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+        assert kernel_calls
+
+    @pytest.mark.parametrize("which", ["q", "k", "v"])
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+    def test_non_finite_values_show_where_they_are_seen_and_nowhere_else(self, kernel_calls, which, bad, dtype):
+        places = torch.tensor([5, 20, 36])
+        inputs = dict(zip("qkv", tensors(37, heads=(4, 2), queries=3, dtype=dtype), strict=True))
+        pattern = Pattern.local(4, sinks=1)
+        options = {"pattern": pattern, "query_positions": places, "backend": "gather", "return_lse": True}
+        clean = attention(**inputs, **options)
+        inputs[which][1, 1, 1 if which == "q" else 18, 2] = bad
+        spoilt = attention(**inputs, **options)
+        hit = torch.zeros(2, 4, 3, dtype=torch.bool)
+        hit[1, 1 if which == "q" else slice(2, 4), 1] = True
+        for got, expected in zip(spoilt, clean, strict=True):
+            assert got[hit].isnan().all()
+            assert torch.equal(got[~hit], expected[~hit])
+        assert kernel_calls
+
+    @pytest.mark.parametrize("make", [lambda x: x.half(), lambda x: x.mT.contiguous().mT], ids=["float16", "columns"])
+    def test_a_cache_that_would_have_to_be_copied_is_left_to_other_code(self, kernel_calls, make):
+        q, k, v = tensors(71, queries=1, dtype=torch.float32)
+        place = torch.tensor([70])
+        got = attention(q, make(k), v, Pattern.local(4), query_positions=place, backend="gather")
+        want = attention(q, make(k).float(), v, Pattern.local(4), query_positions=place, backend="reference")
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+        assert not kernel_calls
+
+    def test_a_gradient_that_is_asked_for_is_given(self, kernel_calls):
+        q, k, v = tensors(71, queries=1, grad=True)
+        attention(q, k, v, Pattern.local(4), query_positions=torch.tensor([70]), backend="gather").sum().backward()
+        assert v.grad is not None
+        assert not kernel_calls
+
+    def test_bits_do_not_depend_on_the_number_of_threads(self):
+        q, k, v = tensors(900, queries=40, dtype=torch.float32, dims=(64, 64))
+        options = {"pattern": Pattern.stochastic(100, scope="prefix"), "query_positions": torch.arange(860, 900)}
+        alone = attention(q, k, v, backend="gather", **options)
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(3)
+            assert torch.equal(attention(q, k, v, backend="gather", **options), alone)
+        finally:
+            torch.set_num_threads(before)
 
 
 class TestRefusals:

@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import native
 from .call import Call
 from .merge import attend_finite
-from .native import library, why_not_built
 from .plan import Pass, lower
 
 _MOST_ROWS = 2**31 - 1  # the kernel counts rows and slots in 32 bits
 # Heads, or parts of them, whose gradients of keys are summed side by side. Independent of the number of threads, so
 # that sums are too; few heads are split at the price of that many copies of dk and dv.
 _SUMS_AT_ONCE = 8
-_FAILURES = {1: "the arguments are laid out differently", 2: "sizes", 3: "a row or slot out of range", 4: "memory"}
 
 
 def unsupported(call: Call) -> str | None:
@@ -40,7 +39,7 @@ def unsupported(call: Call) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _why_not_built() -> str | None:
-    return why_not_built()
+    return native.why_not_built()
 
 
 @torch.compiler.disable(reason="tiles are cut on the host; a graph break here gives eager's result")
@@ -49,8 +48,7 @@ def run(call: Call) -> tuple[Tensor, Tensor]:
     nothing = 0 in (call.q.shape[0], call.q.shape[2], call.k.shape[2])
     passes = [] if nothing else lower(call)
     dtype = call.compute_dtype
-    read_as_is = (torch.float32, torch.bfloat16) if dtype == torch.float32 else (dtype,)
-    q, k, v = (x if x.dtype in read_as_is else x.to(dtype) for x in (call.q, call.k, call.v))
+    q, k, v = (native.readable(x, dtype) for x in (call.q, call.k, call.v))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return _Compiled.apply(q, k, v, passes, dtype, call.scale, call.softcap)
@@ -70,7 +68,6 @@ class _Compiled(torch.autograd.Function):
         scale: float,
         softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        q, k, v = (_with_dense_rows(x) for x in (q, k, v))
         out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=dtype)
         lse = torch.full(q.shape[:-1], -math.inf, dtype=dtype)
         for p in passes:
@@ -114,18 +111,6 @@ def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Ten
     return tuple(gradient.to(x.dtype) for gradient, x in ((dq, q), (dk, k), (dv, v)))
 
 
-def _with_dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-class _Operand(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "h", "n", "is_bfloat16"))]
-
-    @classmethod
-    def of(cls, x: Tensor) -> _Operand:
-        return cls(x.data_ptr(), *x.stride()[:3], x.dtype == torch.bfloat16)
-
-
 _SIZES = (
     *("size", "threads", "splits"),
     *("batch", "kv_heads", "group", "queries", "keys", "dim", "dim_v"),
@@ -141,7 +126,7 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in _SIZES),
-        *((name, _Operand) for name in ("q", "k", "v")),
+        *((name, native.Operand) for name in ("q", "k", "v")),
         *((name, ctypes.c_void_p) for name in _ORDERS),
         *((name, ctypes.c_double) for name in ("scale", "softcap")),
         *((name, ctypes.c_void_p) for name in _RESULTS),
@@ -192,14 +177,11 @@ def _call_kernel(
         local=rule.local if rule else 0,
         sinks=rule.sinks if rule else 0,
         fresh=p.fresh,
-        q=_Operand.of(q),
-        k=_Operand.of(k),
-        v=_Operand.of(v),
+        q=native.Operand.of(q),
+        k=native.Operand.of(k),
+        v=native.Operand.of(v),
         scale=scale,
         softcap=softcap or 0.0,
         **pointers,
     )
-    entry = getattr(library(), f"{direction}_{'double' if dtype == torch.float64 else 'float'}")
-    failed = entry(ctypes.byref(arguments))
-    if failed:
-        raise RuntimeError(f"the compiled kernel refused its {direction} call: {_FAILURES[failed]}")
+    native.call(direction, dtype, arguments)

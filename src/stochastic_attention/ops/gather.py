@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import few_queries
 from .call import Call
 from .merge import apply_sink
 from .plan import correction_bias
@@ -225,7 +226,12 @@ def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, T
     [B, Hkv, sets, T, ...] for T query rows a set (query heads of the group, and queries where they share), and
     [B, Hkv, sets, C, ...] for its keys.
     """
-    q = call.q[:, :, queries].to(call.compute_dtype)
+    q = call.q[:, :, queries]
+    if not sees_whole_past(call) and few_queries.can_attend(q, k, v, call.compute_dtype):
+        found = neighbours(call, queries)
+        options = {"dtype": call.compute_dtype, "scale": call.scale, "softcap": call.softcap}
+        return few_queries.attend(q, k, v, found.slot, found.allowed, found.bias, **options)
+    q = q.to(call.compute_dtype)
     heads, count, group = q.shape[1], q.shape[2], q.shape[1] // call.k.shape[1]
     q = q.unflatten(1, (-1, group)).transpose(2, 3)  # [B, Hkv, Nq, R, D]
     bias = None

@@ -5,15 +5,11 @@
 // products. Keys are taken in panels of six rows; a panel computes only the columns that see one of its keys, in grains
 // of 16, and is masked only where one of those sees less than all of them. Where queries and keys of a tile are sorted
 // by position, causality thus costs half the products, whatever the order that the tile was cut from.
-//
-// No library but the standard one, and nothing of the instruction set but a vector's width: compilers turn the vector
-// types below into what -march allows. Storage is the compute type T, or bfloat16 widened on reading.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
@@ -23,33 +19,17 @@
 #include <omp.h>
 #endif
 
+#include "vectors.h"
+
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-constexpr int kMostColumns = 4;  // vectors of a row of products held in registers: 6 x 4 of 32
-#elif defined(__AVX__)
-constexpr int kVectorBytes = 32;
-constexpr int kMostColumns = 2;  // 6 x 2 of 16
-#else
-constexpr int kVectorBytes = 16;
-constexpr int kMostColumns = 2;
-#endif
-
 constexpr int kTile = 64;           // queries of a tile: the bits of a word
-constexpr int kGrain = 16;          // columns, and the multiple that rows are padded to: whole vectors of any width
 constexpr int kPanel = 6;           // keys of a panel
 constexpr int kChunk = 32 * kPanel; // keys whose scores are held at once: they stay in the second-level cache
 constexpr int kWave = 64;           // tiles planned at once, which bounds the memory of plans
 constexpr int kStretch = 8;         // neighbouring tiles that one thread takes, because they share most keys
 
 }  // namespace
-
-struct Operand {  // [B, H, N, D], rows dense
-  const void* data;
-  int64_t batch, head, row;  // strides in elements
-  int64_t is_bfloat16;
-};
 
 // Mirrors `_Arguments` in cpp.py. Integer tensors are dense; -1 in query_rows marks an unused slot.
 struct Arguments {
@@ -68,82 +48,6 @@ struct Arguments {
 };
 
 namespace {
-
-template <typename T>
-struct Numbers;
-
-template <>
-struct Numbers<float> {
-  typedef float Vec __attribute__((vector_size(kVectorBytes)));
-  typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
-  static constexpr int mantissa = 23, bias = 127, degree = 7;
-  static constexpr float round = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f, least = -87.0f;
-};
-
-template <>
-struct Numbers<double> {
-  typedef double Vec __attribute__((vector_size(kVectorBytes)));
-  typedef int64_t Ints __attribute__((vector_size(kVectorBytes)));
-  static constexpr int mantissa = 52, bias = 1023, degree = 13;
-  static constexpr double round = 6755399441055744.0;
-  static constexpr double ln2_high = 6.93145751953125e-1, ln2_low = 1.42860682030941723212e-6, least = -708.0;
-};
-
-template <typename T>
-using Vec = typename Numbers<T>::Vec;
-
-template <typename T>
-constexpr int kLanes = kVectorBytes / sizeof(T);
-
-template <typename T>
-constexpr T kInfinity = std::numeric_limits<T>::infinity();
-
-template <typename T>
-inline Vec<T> load(const T* from) {
-  Vec<T> x;
-  std::memcpy(&x, from, sizeof(x));
-  return x;
-}
-
-template <typename T>
-inline void store(T* to, Vec<T> x) {
-  std::memcpy(to, &x, sizeof(x));
-}
-
-// e^x for x <= 0, with what is above taken for rounding; exactly 0 where the result would not be a normal number.
-template <typename T>
-inline Vec<T> exp_of_nonpositive(Vec<T> x) {
-  using N = Numbers<T>;
-  using Ints = typename N::Ints;
-  const Vec<T> zero = {};
-  const auto vanishes = x < N::least;
-  x = x > zero ? zero : x;
-  const Vec<T> shifted = x * T(1.44269504088896340736) + N::round;
-  const Vec<T> n = shifted - N::round;
-  const Vec<T> r = (x - n * N::ln2_high) - n * N::ln2_low;  // abs(r) <= ln(2) / 2, where Taylor's series is short
-  Vec<T> sum = zero + T(1);
-#pragma GCC unroll 16
-  for (int i = N::degree; i > 0; --i) sum = sum * r * T(1.0 / i) + T(1);
-  Ints whole, power;
-  const Vec<T> origin = zero + N::round;
-  std::memcpy(&whole, &shifted, sizeof(whole));
-  std::memcpy(&power, &origin, sizeof(power));
-  power = (whole - power + N::bias) << N::mantissa;
-  Vec<T> scale;
-  std::memcpy(&scale, &power, sizeof(scale));
-  return vanishes ? zero : sum * scale;
-}
-
-// cap * tanh(x / cap)
-template <typename T>
-inline Vec<T> cap_softly(Vec<T> x, T cap) {
-  const Vec<T> zero = {};
-  const Vec<T> size = x < zero ? -x : x;
-  const Vec<T> e = exp_of_nonpositive<T>(size * (T(-2) / cap));
-  const Vec<T> capped = cap * (T(1) - e) / (T(1) + e);
-  return x < zero ? -capped : capped;
-}
 
 template <typename T, int M, int N, bool kAdd>
 inline void multiply_block(int64_t depth, const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t b_row, T* c,
@@ -353,21 +257,6 @@ class Arena {
   std::unique_ptr<T, Free> memory_;
   int64_t taken_ = 0;
 };
-
-template <typename T>
-void read_row(const Operand& x, const char* row, int64_t dim, T* to) {
-  if constexpr (sizeof(T) == 4) {
-    if (x.is_bfloat16) {
-      const uint16_t* from = reinterpret_cast<const uint16_t*>(row);
-      for (int64_t d = 0; d < dim; ++d) {
-        const uint32_t bits = uint32_t(from[d]) << 16;
-        std::memcpy(to + d, &bits, 4);
-      }
-      return;
-    }
-  }
-  std::memcpy(to, row, dim * sizeof(T));
-}
 
 // Rows `rows` of a head, one after the other, `width` apart; what is between dim and width stays as it was.
 template <typename T>
