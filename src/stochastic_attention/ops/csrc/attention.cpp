@@ -1,10 +1,10 @@
 // Attention over the tiles of one pass (see plan.py), forward and backward, for a CPU.
 //
-// A tile is 64 queries and the keys that any of them sees. Scores are held transposed, a row a key and a column a query:
-// maxima, sums and exponentials then run down columns, a vector of queries at a time, and one matrix kernel serves all
-// products. Keys are taken in panels of six rows; a panel computes only the columns that see one of its keys, in grains
-// of 16, and is masked only where one of those sees less than all of them. Where queries and keys of a tile are sorted
-// by position, causality thus costs half the products, whatever the order that the tile was cut from.
+// A tile is 64 queries and the keys that any of them sees. Scores are held transposed, a row a key and a column a
+// query: maxima, sums and exponentials then run down columns, a vector of queries at a time, and one matrix kernel
+// serves all products. Keys are taken in panels of six rows; a panel computes only the columns that see one of its
+// keys, in grains of 16, and is masked only where one of those sees less than all of them. Queries and keys of a tile
+// are sorted by position, so that causality saves half of the products whatever the order the tile was cut from.
 
 #include <algorithm>
 #include <cmath>
@@ -23,11 +23,11 @@
 
 namespace {
 
-constexpr int kTile = 64;           // queries of a tile: the bits of a word
-constexpr int kPanel = 6;           // keys of a panel
-constexpr int kChunk = 32 * kPanel; // keys whose scores are held at once: they stay in the second-level cache
-constexpr int kWave = 64;           // tiles planned at once, which bounds the memory of plans
-constexpr int kStretch = 8;         // neighbouring tiles that one thread takes, because they share most keys
+constexpr int kTile = 64;            // queries of a tile: the bits of a word
+constexpr int kPanel = 6;            // keys of a panel
+constexpr int kChunk = 32 * kPanel;  // keys whose scores are held at once: they stay in the second-level cache
+constexpr int kWave = 64;            // tiles planned at once, which bounds the memory of plans
+constexpr int kStretch = 8;          // neighbouring tiles that one thread takes, because they share most keys
 
 }  // namespace
 
@@ -88,8 +88,8 @@ void multiply_columns(int64_t rows, int64_t depth, const T* a, int64_t a_row, in
     multiply_block<T, 1, N, kAdd>(depth, a, a_row, a_step, b, b_row, c, c_row);
 }
 
-// c [rows, columns] = a [rows, depth] b [depth, columns], or += where kAdd. `columns` is a multiple of the grain; element
-// (i, p) of a is at i * a_row + p * a_step.
+// c [rows, columns] = a [rows, depth] b [depth, columns], or += where kAdd. `columns` is a multiple of the grain;
+// element (i, p) of a is at i * a_row + p * a_step.
 template <bool kAdd, typename T>
 void multiply(int64_t rows, int64_t columns, int64_t depth, const T* a, int64_t a_row, int64_t a_step, const T* b,
               int64_t b_row, T* c, int64_t c_row) {
@@ -139,8 +139,8 @@ std::vector<Order> read_orders(const Arguments& a, bool& valid) {
   for (int64_t b = 0; b < a.order_rows; ++b)
     for (int64_t h = 0; h < a.order_heads; ++h) {
       const int64_t i = b * a.order_heads + h, at = i * a.slots;
-      const int64_t key_at = (std::min(b, a.key_order_rows - 1) * a.key_order_heads + std::min(h, a.key_order_heads - 1)) *
-                             a.key_slots;
+      const int64_t key_row = std::min(b, a.key_order_rows - 1), key_head = std::min(h, a.key_order_heads - 1);
+      const int64_t key_at = (key_row * a.key_order_heads + key_head) * a.key_slots;
       Order& o = orders[i];
       o.query_rows = a.query_rows + at, o.start = a.start + at, o.stop = a.stop + at;
       o.query_position = a.query_position + at, o.bias = a.bias ? static_cast<const T*>(a.bias) + at : nullptr;
@@ -155,7 +155,7 @@ std::vector<Order> read_orders(const Arguments& a, bool& valid) {
   return orders;
 }
 
-// Which columns the rule lets see a key at `position`; `limits` are the latest positions that causal queries see.
+// Which columns the rule lets see a key at `position`; `positions` are those of the columns' queries.
 uint64_t allowed_by_rule(const Arguments& a, int32_t position, const int32_t* positions, int count, bool ascending) {
   if (position < a.sinks) return 0;
   uint64_t mask = 0;
@@ -220,7 +220,8 @@ void plan_tile(const Arguments& a, const Order& o, int64_t index, Tile& tile) {
       found.push_back({place, mask, int32_t(o.key_rows[s])});
     }
   }
-  if (sorted) std::stable_sort(found.begin(), found.end(), [](const Found& x, const Found& y) { return x.place < y.place; });
+  if (sorted)
+    std::stable_sort(found.begin(), found.end(), [](const Found& x, const Found& y) { return x.place < y.place; });
 
   tile.keys.resize(found.size());
   tile.masks.resize(found.size());
@@ -354,7 +355,8 @@ class Worker {
     for (int64_t g = head_begin; g < head_end; ++g) write(o, t, b, h, g);
   }
 
-  void backward(const Order& o, const Tile& t, int64_t b, int64_t h, int64_t head_begin, int64_t head_end, T* dk, T* dv) {
+  void backward(const Order& o, const Tile& t, int64_t b, int64_t h, int64_t head_begin, int64_t head_end, T* dk,
+                T* dv) {
     for (int64_t g = head_begin; g < head_end; ++g) {
       read_queries(t, b, h, g);
       std::fill_n(dq_ + g * kTile * wide_, kTile * wide_, T(0));
@@ -551,7 +553,7 @@ class Worker {
   T *ds_, *dq_, *dout_t_, *dk_, *dv_;
 };
 
-// What runs in parallel: heads that share an order have their tiles in common.
+// What runs in parallel, wave by wave; heads that share an order have their tiles in common.
 template <typename T>
 int64_t run(const Arguments& a, bool backward) {
   if (a.size != int64_t(sizeof(Arguments))) return 1;
@@ -593,11 +595,13 @@ int64_t run(const Arguments& a, bool backward) {
       for (int64_t i = begin; i < end && holds(order, i); ++i) f(orders[order], tiles[order * kWave + i], first, last);
     };
     if (!backward) {
-      const int64_t stretches = (width + kStretch - 1) / kStretch, units = a.batch * a.kv_heads * per_kv_head * stretches;
+      const int64_t stretches = (width + kStretch - 1) / kStretch;
+      const int64_t units = a.batch * a.kv_heads * per_kv_head * stretches;
 #pragma omp parallel for schedule(dynamic) num_threads(a.threads)
       for (int64_t unit = 0; unit < units; ++unit) {
         const int64_t begin = unit % stretches * kStretch, head = unit / stretches;
-        const int64_t part = head % per_kv_head, h = head / per_kv_head % a.kv_heads, b = head / per_kv_head / a.kv_heads;
+        const int64_t part = head % per_kv_head, kv_head = head / per_kv_head;
+        const int64_t h = kv_head % a.kv_heads, b = kv_head / a.kv_heads;
         visit(b, h, part, begin, std::min(begin + kStretch, width),
               [&](const Order& o, const Tile& t, int64_t first, int64_t last) {
                 workers[thread()]->forward(o, t, b, h, first, last);
