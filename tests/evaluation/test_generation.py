@@ -1,7 +1,6 @@
 import io
 import itertools
 import json
-import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -229,7 +228,10 @@ def test_an_interrupt_keeps_what_has_come(language, prompt, after):
 
 
 def test_an_interrupt_before_the_first_token(language, prompt, monkeypatch):
-    monkeypatch.setattr(language.model, "generate", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(language.model, "generate", interrupted)
     found = run(language, prompt)
     assert (found.interrupted, found.new_tokens, found.text) == (True, 0, "")
     assert found.prefill_seconds is found.tokens_per_second is found.keys_of_new is None

@@ -229,6 +229,35 @@ def test_a_conversation_continues_from_its_cache(make_model, cache_name, pattern
     assert second.sequences[:, turn.shape[1] :].tolist() == fed[:, turn.shape[1] - 1 :].argmax(-1).tolist()
 
 
+@torch.no_grad()
+def test_padding_between_a_prompt_and_what_follows(make_model, cache_name, ids):
+    """A prompt padded on the right goes on behind its padding."""
+    model = swap(make_model(), PREFIX)
+    mask = torch.ones(2, 11, dtype=torch.int64)
+    mask[1, 7:10] = 0
+    cache = getattr(model(ids[:, :10], attention_mask=mask[:, :10]), cache_name)
+    position_ids = mask.sum(-1, keepdim=True) - 1
+    found = model(ids[:, 10:11], attention_mask=mask, position_ids=position_ids, **{cache_name: cache}).logits
+    alone = torch.cat([ids[1:, :7], ids[1:, 10:11]], dim=1)
+    assert_close(found[1, 0], logits(model, alone)[0, -1])
+    assert_close(found[0, 0], logits(model, ids[:1, :11])[0, -1])
+
+
+@torch.no_grad()
+def test_a_mask_as_long_as_the_static_cache(make_model, cache_name, ids):
+    model = swap(make_model(), PREFIX)
+    cache = {cache_name: transformers.StaticCache(config=model.config, max_cache_len=24)}
+    model(ids[:, :8], **cache)
+    mask = (torch.arange(24) < 9).long().expand(2, -1)
+    assert_close(model(ids[:, 8:9], attention_mask=mask, **cache).logits[:, 0], logits(model, ids)[:, 8])
+
+
+def test_prompts_given_as_embeddings(make_model, ids):
+    model = swap(make_model(), PREFIX)
+    found = model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=8, do_sample=False)
+    assert found.tolist() == greedy(model, ids).tolist()
+
+
 @decoding
 def test_a_packed_document_goes_on_alone(make_model, cache_name, pattern, decode, ids):
     """The second document of a packed row, decoded, sees nothing of the first."""

@@ -1,6 +1,7 @@
 """Swapping, restoring, reporting: what changes in a model, and what does not."""
 
 import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -185,6 +186,13 @@ def test_a_deep_copy_is_a_swapped_model_of_its_own(make_model, ids):
     assert calls(twin) == [0, 0, 0]
     assert not torch.equal(logits(twin, ids), logits(swap(make_model(), PATTERN), ids))
     assert torch.equal(logits(restore(twin), ids), logits(model, ids))
+
+
+def test_a_pickled_model_is_a_swapped_one(make_model, ids):
+    model = swap(make_model("gemma2", sliding_window=5), PATTERN)
+    twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(logits(twin, ids), logits(model, ids))
+    assert twin.generate(ids, max_new_tokens=3).tolist() == model.generate(ids, max_new_tokens=3).tolist()
 
 
 @pytest.mark.parametrize("head", ["AutoModel", "AutoModelForSequenceClassification"])
