@@ -61,6 +61,11 @@ class TestBuilding:
         with pytest.raises(native.NotBuiltError, match="cannot be built"):
             native.library.__wrapped__()
 
+    def test_a_cache_in_nobodys_home(self, monkeypatch):
+        monkeypatch.setenv("SATTN_CACHE", "~no-such-user/cache")
+        with pytest.raises(native.NotBuiltError, match="no cache directory"):
+            native.library.__wrapped__()
+
     def test_what_is_no_library_is_not_run(self, monkeypatch, tmp_path):
         monkeypatch.setenv("SATTN_CACHE", str(tmp_path))
         broken = native._kept_at(native._flags())

@@ -75,8 +75,12 @@ def library() -> ctypes.CDLL:
         NotBuiltError: there is no compiler, or it fails.
     """
     flags = _flags()
-    path = _kept_at(flags)
-    if not path.is_file():
+    try:
+        path = _kept_at(flags)
+        built = path.is_file()
+    except (OSError, RuntimeError) as error:  # no home directory, or one that may not be read
+        raise NotBuiltError(f"no cache directory: {error}") from error
+    if not built:
         _build(path, flags)
     try:
         return ctypes.CDLL(str(path))
