@@ -154,6 +154,30 @@ class TestExactness:
             results.append(torch.cat(outs, dim=2))
         assert all(torch.equal(other, results[0]) for other in results[1:])
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+    def test_asking_for_a_gradient_changes_no_number(self, pattern, dtype):
+        """A layer under activation checkpointing runs without gradients first, and is recomputed with them."""
+        q, k, v = (x.to(dtype) for x in tensors(37, queries=5))
+        options = {"query_positions": torch.tensor([3, 9, 20, 30, 36]), "backend": "gather", "return_lse": True}
+        plain = attention(q, k, v, pattern, **options)
+        found = attention(*(x.clone().requires_grad_() for x in (q, k, v)), pattern, **options)
+        assert all(torch.equal(x, y) for x, y in zip(found, plain, strict=True))
+
+    @pytest.mark.parametrize("order", [1, 2], ids=["first derivative", "second derivative"])
+    def test_one_tensor_for_queries_keys_and_values(self, order):
+        x = tensors(12, heads=(2, 2), dims=(4, 4))[0]
+        found = []
+        for backend in ("gather", "reference"):
+            leaf = x.clone().requires_grad_()
+            places = {"query_positions": torch.arange(12).flip(0), "backend": backend}
+            result = attention(leaf, leaf, leaf, union(3), **places).square().sum()
+            for _ in range(order):
+                (result,) = torch.autograd.grad(result, leaf, create_graph=True)
+                found.append(result)
+                result = result.square().sum()
+        torch.testing.assert_close(found[:order], found[order:], rtol=1e-10, atol=1e-10)
+
 
 class TestRankTables:
     OPTIONS = {"seed": 3, "step": 5, "layer": 7, "heads": 2, "device": torch.device("cpu")}  # noqa: RUF012

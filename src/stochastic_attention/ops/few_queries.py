@@ -30,9 +30,9 @@ class _Arguments(ctypes.Structure):
     ]
 
 
-def can_attend(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel may take these: eager code on a CPU where it is built, no gradient, no copy of all keys."""
-    if not can_read(k.device) or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))):
+def can_attend(k: Tensor, v: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernel may take these: eager code on a CPU where it is built, no copy of all keys."""
+    if not can_read(k.device):
         return False
     return all(native.can_read_as_is(x, dtype) for x in (k, v)) and native.why_not_built() is None
 
@@ -49,7 +49,7 @@ def attend(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in `dtype`.
+    """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in `dtype`, without a gradient.
 
     `slot` int64 [B', H', Nq, C] is the key in each column of a query, `allowed` bool likewise says whether it sees it,
     and `bias`, broadcastable to them, is added to its score. A non-finite query, or key or value that it sees, makes

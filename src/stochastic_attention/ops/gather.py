@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -220,27 +221,78 @@ def _table(call: Call, smallest: int, levels: int) -> tuple[Tensor, Tensor]:
 
 
 def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
-    """Attention of some of the queries, sinks left out.
+    """Attention of some of the queries, sinks left out."""
+    q = call.q[:, :, queries]
+    if sees_whole_past(call):
+        return _by_products(call, q, k, v, queries, None)
+    found = neighbours(call, queries)
+    if few_queries.can_attend(k, v, call.compute_dtype):
+        return _Compiled.apply(q, k, v, call, queries, found)
+    return _by_products(call, q, k, v, queries, found)
+
+
+class _Compiled(torch.autograd.Function):
+    """The compiled kernel forward, whether or not a gradient is wanted: a recomputed layer gets the same numbers.
+
+    The backward is that of `_by_products`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - autograd's context has no public type
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        call: Call,
+        queries: slice,
+        found: Neighbours,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(q, k, v)
+        ctx.call, ctx.queries, ctx.found = call, queries, found
+        options = {"dtype": call.compute_dtype, "scale": call.scale, "softcap": call.softcap}
+        return few_queries.attend(q, k, v, found.slot, found.allowed, found.bias, **options)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - its own arguments
+        ctx: Any,  # noqa: ANN401
+        d_out: Tensor,
+        d_lse: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        differentiable = torch.is_grad_enabled()  # a second derivative is wanted
+        wanted = ctx.needs_input_grad[:3]
+        with torch.enable_grad(), torch.autocast(d_out.device.type, enabled=False):
+            # Tensors of their own, as one tensor may be given for several; with the history only where it is needed.
+            saved = (x.view_as(x) if differentiable else x.detach() for x in ctx.saved_tensors)
+            q, k, v = (
+                x if differentiable or not want else x.requires_grad_() for x, want in zip(saved, wanted, strict=True)
+            )
+            results = _by_products(ctx.call, q, k, v, ctx.queries, ctx.found)
+            sources = [x for x, want in zip((q, k, v), wanted, strict=True) if want]
+            # The lse does not depend on v, and so may have no gradient to pass on.
+            passed = [(x, d) for x, d in zip(results, (d_out, d_lse), strict=True) if x.requires_grad]
+            results, d_results = zip(*passed, strict=True)
+            gradients = iter(torch.autograd.grad(results, sources, d_results, create_graph=differentiable))
+        return (*(next(gradients) if want else None for want in wanted), None, None, None)
+
+
+def _by_products(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, queries: slice, found: Neighbours | None
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) by plain products over the keys that are `found`; None: over each query's whole past.
 
     Keys are held in sets: one a query, or one that all share where they see their whole past. Inside, shapes are
     [B, Hkv, sets, T, ...] for T query rows a set (query heads of the group, and queries where they share), and
     [B, Hkv, sets, C, ...] for its keys.
     """
-    q = call.q[:, :, queries]
-    if not sees_whole_past(call) and few_queries.can_attend(q, k, v, call.compute_dtype):
-        found = neighbours(call, queries)
-        options = {"dtype": call.compute_dtype, "scale": call.scale, "softcap": call.softcap}
-        return few_queries.attend(q, k, v, found.slot, found.allowed, found.bias, **options)
     q = q.to(call.compute_dtype)
     heads, count, group = q.shape[1], q.shape[2], q.shape[1] // call.k.shape[1]
     q = q.unflatten(1, (-1, group)).transpose(2, 3)  # [B, Hkv, Nq, R, D]
     bias = None
-    if sees_whole_past(call):
+    if found is None:
         allowed = _whole_past(call, queries)[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)[:, :, None]
         q = q.flatten(2, 3)[:, :, None]
         k, v = k[:, :, None], v[:, :, None]
     else:
-        found = neighbours(call, queries)
         allowed, bias = found.allowed[:, :, :, None], None if found.bias is None else found.bias[:, :, :, None]
         k, v = (_rows(x, found.slot).to(call.compute_dtype) for x in (k, v))
 
