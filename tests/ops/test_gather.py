@@ -154,7 +154,7 @@ class TestExactness:
             results.append(torch.cat(outs, dim=2))
         assert all(torch.equal(other, results[0]) for other in results[1:])
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
     def test_asking_for_a_gradient_changes_no_number(self, pattern, dtype):
         """A layer under activation checkpointing runs without gradients first, and is recomputed with them."""

@@ -226,7 +226,7 @@ def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, T
     if sees_whole_past(call):
         return _by_products(call, q, k, v, queries, None)
     found = neighbours(call, queries)
-    if few_queries.can_attend(k, v, call.compute_dtype):
+    if few_queries.can_attend(call.k, call.v, call.compute_dtype):  # as given: not whether a gradient had them cast
         return _Compiled.apply(q, k, v, call, queries, found)
     return _by_products(call, q, k, v, queries, found)
 
