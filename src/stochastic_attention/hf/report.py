@@ -60,6 +60,6 @@ def report(model: PreTrainedModel) -> Report:
             replaced = f", in place of sliding_window={window}" if window else ""
             attention = f"{NAME}: {layer.pattern}{replaced}"
             decode, backend = layer.decode, layer.backend or "automatic"
-        calls = 0 if swapped and state is None else None if state is None else state.calls
+        calls = state.calls if state else 0 if swapped else None
         lines.append(LayerReport(index, name, attention, decode, backend, calls))
     return lines

@@ -159,13 +159,6 @@ def _call_kernel(
         size=ctypes.sizeof(_Arguments),
         threads=torch.get_num_threads(),
         splits=splits,
-        batch=k.shape[0],
-        kv_heads=k.shape[1],
-        group=q.shape[1] // k.shape[1],
-        queries=q.shape[2],
-        keys=k.shape[2],
-        dim=k.shape[3],
-        dim_v=v.shape[3],
         order_rows=p.query_rows.shape[0],
         order_heads=p.query_rows.shape[1],
         key_order_rows=p.key_rows.shape[0],
@@ -182,6 +175,7 @@ def _call_kernel(
         v=native.Operand.of(v),
         scale=scale,
         softcap=softcap or 0.0,
+        **native.sizes(q, k, v),
         **pointers,
     )
     native.call(direction, dtype, arguments)

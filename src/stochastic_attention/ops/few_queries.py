@@ -66,13 +66,6 @@ def attend(
     arguments = _Arguments(
         size=ctypes.sizeof(_Arguments),
         threads=torch.get_num_threads(),
-        batch=k.shape[0],
-        kv_heads=k.shape[1],
-        group=q.shape[1] // k.shape[1],
-        queries=q.shape[2],
-        keys=k.shape[2],
-        dim=k.shape[3],
-        dim_v=v.shape[3],
         slot_rows=slot.shape[0],
         slot_heads=slot.shape[1],
         columns=slot.shape[3],
@@ -81,6 +74,7 @@ def attend(
         v=native.Operand.of(v),
         scale=scale,
         softcap=softcap or 0.0,
+        **native.sizes(q, k, v),
         **pointers,
     )
     native.call("few", dtype, arguments)

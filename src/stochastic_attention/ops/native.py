@@ -47,6 +47,19 @@ class Operand(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3], x.dtype == torch.bfloat16)
 
 
+def sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
+    """What every kernel is told of q [B, Hq, Nq, D], k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv], by argument."""
+    return {
+        "batch": k.shape[0],
+        "kv_heads": k.shape[1],
+        "group": q.shape[1] // k.shape[1],
+        "queries": q.shape[2],
+        "keys": k.shape[2],
+        "dim": k.shape[3],
+        "dim_v": v.shape[3],
+    }
+
+
 def can_read_as_is(x: Tensor, dtype: torch.dtype) -> bool:
     """Whether kernels that compute in `dtype` read `x` where it lies."""
     known = x.dtype == dtype or (dtype == torch.float32 and x.dtype == torch.bfloat16)
