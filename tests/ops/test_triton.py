@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -238,7 +239,7 @@ class TestCompilers:
             call = Call.checked(q, k, v, union(8), layout=layout, step=step)
             torch.library.opcheck(operator._forward, operator._arguments(call))
 
-    def test_one_graph_for_all_steps_and_seeds_and_two_for_all_lengths(self):
+    def test_one_graph_for_all_steps_two_for_all_lengths_one_more_for_all_seeds(self):
         graphs = []
 
         def count(graph, _inputs):
@@ -262,6 +263,9 @@ class TestCompilers:
         for n in range(21, 41, 2):
             check(n, 0, 0)
         assert len(graphs) == 2
+        for seed in range(1, 4):
+            check(41, 0, seed)
+        assert len(graphs) == 3
 
     def test_gradients_of_compiled_code(self):
         inputs = [x.to(DEVICE) for x in small(37)]
@@ -395,6 +399,15 @@ def test_planning_reads_nothing_and_holds_no_square(pattern):
         assert seen.elements <= 4 * n
 
 
+@pytest.mark.slow
+def test_random_calls():
+    """Shapes, strides, dtypes, documents and positions, at the tiles of a GPU."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).parent / "fuzz.py"), "triton", "40", "0"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 def compile_in_a_fresh_process(tmp_path, *arguments: str) -> list[dict]:
     program = [sys.executable, "-W", "error", "-m", "stochastic_attention.ops.triton.compiled", *arguments]
     file = tmp_path / "compiled.json"
@@ -407,11 +420,13 @@ def compile_in_a_fresh_process(tmp_path, *arguments: str) -> list[dict]:
 
 
 def assert_fits(kernels: list[dict]) -> None:
-    from stochastic_attention.ops.triton.compiled import SHARED, SPILLED
+    """In shared memory; and in registers, but for a few bytes on 8.0 and for float32, which takes no matrix unit."""
+    from stochastic_attention.ops.triton.compiled import SHARED
 
     for kernel in kernels:
+        spilled = 512 if kernel["dtype"] == "float32" else 32 if kernel["capability"] == 80 else 0
         assert kernel["shared"] <= SHARED[kernel["capability"]], kernel
-        assert kernel["spilled"] <= SPILLED[kernel["capability"]], kernel
+        assert kernel["spilled"] <= spilled, kernel
 
 
 def test_kernels_compile_and_fit(tmp_path):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..call import Call
 from ..merge import apply_sink
-from .operator import attend
 
 _WIDEST = 256  # of a head, whose sums are held in registers
 _OLDEST = (8, 0)
@@ -54,5 +53,7 @@ def _why_not_here(device: str) -> str | None:
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """(out [B, Hq, Nq, Dv] in v's dtype, lse [B, Hq, Nq] in the compute dtype); the sink is outside the lse."""
+    from .operator import attend  # registering operators loads torch's compiler, which takes seconds
+
     out, lse = attend(call)
     return (out if call.sink_logits is None else apply_sink(out, lse, call.sink_logits)), lse

@@ -2,7 +2,8 @@
 
     python -m stochastic_attention.ops.triton.compiled --output results/gpu/compiled.json
 
-compiles every kernel for each compute capability, dtype and head dimension, and prints a line each.
+compiles every kernel for each compute capability, dtype, head dimension and kind of pass, and prints a line each. It
+needs no GPU, and must not be told to interpret.
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ DIMS = (16, 32, 64, 96, 128, 256)
 CAPABILITIES = (80, 90)
 # What a program may hold of shared memory, in bytes: for all 8.x and 12.x, and for 9.0.
 SHARED = {80: 99 * 1024, 90: 227 * 1024}
-# Bytes a thread may spill: what the widest heads cannot do without.
-SPILLED = {80: 0, 90: 0}
 # The leanest pass, and one with all that a pass may have but a softcap.
 PASSES = {
     "block": Pattern.stochastic(64, shape="block"),
