@@ -90,7 +90,8 @@ def test_the_package_needs_torch_alone():
 def test_importing_loads_no_extra_and_draws_no_number():
     """Beyond what torch's compiler loads, which has to know of decorated functions: triton, where it is installed."""
     program = (
-        "import sys, torch, torch._dynamo; state = torch.get_rng_state(); before = set(sys.modules); import stochastic_attention; "
+        "import sys, torch, torch._dynamo; state = torch.get_rng_state(); before = set(sys.modules); "
+        "import stochastic_attention; "
         f"new = set({EXTRAS}) & (set(sys.modules) - before); print(new, torch.equal(state, torch.get_rng_state()))"
     )
     assert run(program) == "set() True"
