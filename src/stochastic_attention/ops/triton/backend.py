@@ -52,7 +52,7 @@ def _why_not_here(device: str) -> str | None:
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, Hq, Nq, Dv] in v's dtype, lse [B, Hq, Nq] in the compute dtype); the sink is outside the lse."""
+    """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq] in the compute dtype); the sink is outside the lse."""
     from .operator import attend  # registering operators loads torch's compiler, which takes seconds
 
     out, lse = attend(call)

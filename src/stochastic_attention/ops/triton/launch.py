@@ -22,7 +22,7 @@ _ROWS_OF_PREPARE = 32
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, Hq, Nq, Dv] in v's dtype, lse [B, Hq, Nq] in the compute dtype), without a gradient.
+    """(out [B, Hq, Nq, Dv] as `dtype_of_out` says, lse [B, Hq, Nq] in the compute dtype), without a gradient.
 
     Rows that hold anything that is not finite, or see it, are NaN. The sink is left out.
     """
@@ -31,12 +31,19 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     call = _with_dense_rows(call)
     passes = schedules(call)
     shape = (*call.q.shape[:-1], call.v.shape[-1])
-    out = call.v.new_zeros(shape, dtype=_sum_dtype(call, call.v, passes))
+    dtype = dtype_of_out(call.q, call.k, call.v)
+    out = call.v.new_zeros(shape, dtype=dtype if len(passes) <= 1 else call.compute_dtype)
     lse = call.v.new_full(shape[:-1], -math.inf, dtype=call.compute_dtype)
     bad = Bad.of(call)
     for s in passes:
         _launch(kernel, "forward", call, s, bad, {"out": out, "lse": lse}, FRESH=s.fresh)
-    return out.to(call.v.dtype), lse
+    return out.to(dtype), lse
+
+
+def dtype_of_out(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
+    """v's where all agree, else the compute dtype: the backward reads out, and may have gradients of more precision."""
+    widest = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    return v.dtype if q.dtype == k.dtype == v.dtype else torch.promote_types(widest, torch.float32)
 
 
 def backward(

@@ -22,7 +22,7 @@ _COUNTS = ("local_window", "sinks", "seed", "block_size", "top_k")
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, Hq, Nq, Dv] in v's dtype, lse [B, Hq, Nq] in the compute dtype), without the sink."""
+    """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq] in the compute dtype), without the sink; see `launch.dtype_of_out`."""
     return _forward(*_arguments(call))
 
 
@@ -130,7 +130,8 @@ def _forward(
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_facts: object) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype), torch.float32)
-    return v.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=dtype)
+    out_dtype = launch.dtype_of_out(q, k, v)
+    return v.new_empty(*q.shape[:-1], v.shape[-1], dtype=out_dtype), q.new_empty(q.shape[:-1], dtype=dtype)
 
 
 @torch.library.custom_op("stochastic_attention::attend_backward", mutates_args=())
