@@ -99,7 +99,10 @@ def _with_dense_rows(call: Call) -> Call:
 
 def _sum_dtype(call: Call, x: Tensor, passes: list[Schedule]) -> torch.dtype:
     """What results like `x` are kept in between passes: the compute dtype, unless there is nothing between."""
-    return x.dtype if len(passes) <= 1 else call.compute_dtype
+    alone = (
+        len(passes) <= 1 and call.compute_dtype != torch.float64
+    )  # which the interpreter does not narrow to bfloat16
+    return x.dtype if alone else call.compute_dtype
 
 
 @dataclass(frozen=True)
