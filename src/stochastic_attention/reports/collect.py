@@ -99,10 +99,15 @@ def collect(folder: Path, *, leave_out: Path | None = None) -> Findings:
     if not folder.is_dir():
         raise ValueError(f"folder must be an existing folder, got {folder}")
     findings = Findings(folder, [], {}, [])
-    for here, folders, names in os.walk(folder):
+
+    def unreadable(error: OSError) -> None:
+        findings.blame(Path(error.filename), f"cannot be read: {error.strerror}")
+
+    hidden = None if leave_out is None else leave_out.resolve()
+    for here, folders, names in os.walk(folder, onerror=unreadable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths = [Path(here, name) for name in sorted(names) if not name.startswith(".")]
-        _collect_one(findings, [path for path in paths if leave_out is None or path.resolve() != leave_out.resolve()])
+        _collect_one(findings, [path for path in paths if path.resolve() != hidden])
         findings.rest.extend(findings.relative(Path(here, name)) for name in folders if Path(here, name).is_symlink())
     if not findings.entries and not findings.faults:
         raise ValueError(f"folder must hold records (record.json and the like), tables or plots, got none in {folder}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import types
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..tables import markdown
 
@@ -26,10 +25,10 @@ def rebuild(hint: Any, plain: Any) -> Any:  # noqa: ANN401  # any type, and data
         if missing:
             raise TypeError(f"{getattr(hint, '__name__', hint)} with other fields: {', '.join(sorted(missing))}")
         return hint(**{name: rebuild(hints[name], value) for name, value in plain.items()})  # type: ignore[operator]
-    if origin in (typing.Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         some = [one for one in inner if one is not type(None)]
         return None if plain is None else rebuild(some[0], plain)
-    if origin in (list, tuple, typing.Sequence) and not isinstance(plain, str):
+    if origin in (list, tuple, Sequence) and not isinstance(plain, str):
         return (tuple if origin is tuple else list)(rebuild(inner[0], value) for value in plain)
     if isinstance(plain, dict) and len(inner) == 2:
         return {(int(key) if inner[0] is int else key): rebuild(inner[1], value) for key, value in plain.items()}
@@ -76,7 +75,7 @@ def _compare_graphs(config: Facts, results: Facts) -> str:  # noqa: ARG001
 
 
 def _bench(config: Facts, results: Facts) -> str:  # noqa: ARG001
-    """A line a measurement, its time and its memory. Columns that only some versions record stand where they are there."""
+    """A line a measurement, with time and memory; batch and head dimension where the record has them."""
     directions = {False: "forward", True: "forward + backward"}
     speed = {(directions[row["backward"]], *_case(row)): row for row in results["speed"]}
     speed |= {("decode", *_case(row)): row for row in results["decode"]}

@@ -1,4 +1,4 @@
-"""The Markdown that this package writes, as HTML: headings, lists, tables, fenced text, paragraphs. No links, no images."""
+"""The Markdown that this package writes, as HTML: headings, lists, tables, fenced text, paragraphs; no links."""
 
 from __future__ import annotations
 

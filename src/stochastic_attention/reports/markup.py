@@ -10,6 +10,8 @@ from html import escape
 from typing import Any
 
 Cells = Sequence[str]
+_LONG = 40  # rows, above which a table is folded
+_SHORT = 40  # characters of a word that a narrow screen can hold
 
 
 def element(tag: str, text: str, **attributes: str) -> str:
@@ -31,7 +33,7 @@ def inline(text: str) -> str:
 
 
 def table(header: Cells, rows: Sequence[Cells], *, label: str, is_number: Sequence[bool] | None = None) -> str:
-    """A table that scrolls by itself; the first column names its row.
+    """A table that scrolls by itself, folded where it is long; the first column names its row.
 
     Args:
         header, rows: cells; a row may be shorter or longer than the header.
@@ -53,7 +55,8 @@ def table(header: Cells, rows: Sequence[Cells], *, label: str, is_number: Sequen
     head = cells(lines[0], ['th scope="col"'] * width)
     body = "".join(cells(line, ['th scope="row"', *["td"] * (width - 1)]) for line in lines[1:])
     html = f"<table>\n<thead>{head}</thead>\n<tbody>\n{body}</tbody>\n</table>"
-    return wrap("div", html, class_="scroll", role="region", tabindex="0", aria_label=label)
+    html = wrap("div", html, class_="scroll", role="region", tabindex="0", aria_label=label)
+    return folded(f"Table of {len(rows)} rows", html) if len(rows) > _LONG else html
 
 
 def _is_number(cell: str) -> bool:
@@ -86,6 +89,12 @@ def folded(summary: str, html: str) -> str:
 def preformatted(text: str, *, label: str, **attributes: str) -> str:
     """Text as it is, which scrolls by itself."""
     return element("pre", text, tabindex="0", role="region", aria_label=label, **attributes)
+
+
+def command_line(text: str) -> str:
+    """A command as it is, which wraps, but not at the hyphens of a short word."""
+    words = [element("span", word) if len(word) <= _SHORT else escape(word) for word in text.split(" ")]
+    return wrap("pre", wrap("code", " ".join(words)), class_="command")
 
 
 def image(png: bytes, *, alt: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +11,7 @@ from urllib.parse import quote
 from . import markdown, plain
 from .collect import KINDS, Entry, Findings
 from .from_data import PARTS, RENDERERS
-from .markup import definitions, element, folded, image, preformatted, wrap
+from .markup import command_line, definitions, element, folded, image, preformatted, wrap
 
 _LABELS = {
     "compare": "Quality at equal budget",
@@ -51,9 +50,9 @@ def render(findings: Findings) -> str:
     groups = {kind: entries for kind, entries in groups.items() if entries}
     # First, because it finds the faults that stand above.
     body = "\n".join(_group(findings, kind, entries) for kind, entries in groups.items())
-    title = f"Results: {findings.folder.resolve().name}"
+    title = f"Results in {findings.folder.resolve().name}"
     count = sum(entry.record is not None for entry in findings.entries)
-    style = (files(__package__) / "style.css").read_text(encoding="utf-8")
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -112,7 +111,7 @@ def _section(findings: Findings, entry: Entry) -> str:
     if record is None:
         pieces.append("<p>These belong to no record.</p>")
     else:
-        pieces.append(preformatted(record["command"], label="command", class_="command"))
+        pieces.append(command_line(record["command"]))
         pieces.append(element("p", _machine(record["environment"]), class_="machine"))
     pieces += _tables(findings, entry)
     pieces += [_picture(findings, entry, path) for path in entry.files if path.suffix == ".png"]
@@ -151,7 +150,7 @@ def _tables(findings: Findings, entry: Entry) -> Iterator[str]:
             text = renderer(record["config"], left) if renderer else None
         except Exception as error:  # another version's record, an extra that is missing: of any kind, and told
             findings.faults[entry.path] = (
-                f"no table can be made from its data ({type(error).__name__}: {error}); "
+                f"no table can be made from its data ({type(error).__name__}: {' '.join(str(error).split())}); "
                 f"shown {'as it was kept' if kept else 'bare'}"
             )
             text = None
