@@ -39,8 +39,8 @@ def browse(folder, *options):
     """Run the browser, and return the standard output and what was said on the page's console."""
     done = subprocess.run(
         [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
-            "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", *options,
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+            "--hide-scrollbars", "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", *options,
         ],
         capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "HOME": str(folder)},
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 # In the order of the page. A command that is not listed here makes a record of the last kind.
 KINDS: dict[str, tuple[str, ...]] = {
-    "Comparisons": ("compare", "eval", "generate"),
+    "Comparisons": ("compare", "eval", "perplexity", "generate"),
     "Training": ("train",),
     "Probes": ("probe",),
     "Speed and memory": ("bench",),

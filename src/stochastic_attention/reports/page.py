@@ -16,6 +16,7 @@ from .markup import command_line, definitions, element, folded, image, preformat
 _LABELS = {
     "compare": "Quality at equal budget",
     "eval": "Zero-shot tasks",
+    "perplexity": "Perplexity",
     "generate": "Generation",
     "train": "Training",
     "probe": "Probes",
