@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"output must be a file to write, got the folder {args.output}")
     findings = collect(args.folder, leave_out=args.output)
     page = render(findings)
-    for name, reason in sorted(findings.faults.items()):
+    faults = findings.faults | dict.fromkeys(findings.foreign, "is JSON but no record")
+    for name, reason in sorted(faults.items()):
         print(f"sattn report: {name}: {reason}", file=sys.stderr)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     write_text(args.output, page)

@@ -69,12 +69,14 @@ class Findings:
     Attributes:
         entries: sorted by path.
         faults: by path, why a file that should be shown cannot be.
+        foreign: JSON files that are something else than a record.
         rest: files of other kinds, and linked folders, which are not followed.
     """
 
     folder: Path
     entries: list[Entry]
     faults: dict[str, str]
+    foreign: list[str]
     rest: list[str]
 
     def blame(self, path: Path, reason: str) -> None:
@@ -98,7 +100,7 @@ def collect(folder: Path, *, leave_out: Path | None = None) -> Findings:
     """
     if not folder.is_dir():
         raise ValueError(f"folder must be an existing folder, got {folder}")
-    findings = Findings(folder, [], {}, [])
+    findings = Findings(folder, [], {}, [], [])
 
     def unreadable(error: OSError) -> None:
         findings.blame(Path(error.filename), f"cannot be read: {error.strerror}")
@@ -112,6 +114,7 @@ def collect(folder: Path, *, leave_out: Path | None = None) -> Findings:
     if not findings.entries and not findings.faults:
         raise ValueError(f"folder must hold records (record.json and the like), tables or plots, got none in {folder}")
     findings.entries.sort(key=lambda entry: entry.path)
+    findings.foreign.sort()
     findings.rest.sort()
     return findings
 
@@ -123,7 +126,9 @@ def _collect_one(findings: Findings, paths: Iterable[Path]) -> None:
     for path in paths:
         if path.suffix == ".json":
             facts = _read(path)
-            if isinstance(facts, str):
+            if facts is None:
+                findings.foreign.append(findings.relative(path))
+            elif isinstance(facts, str):
                 findings.blame(path, facts)
             else:
                 records[path.stem] = Entry(findings.relative(path), facts)
@@ -139,8 +144,8 @@ def _collect_one(findings: Findings, paths: Iterable[Path]) -> None:
     findings.entries.extend(records.values())
 
 
-def _read(path: Path) -> Mapping[str, Any] | str:
-    """The record, or in words why it is none."""
+def _read(path: Path) -> Mapping[str, Any] | str | None:
+    """The record, or in words why it is a broken one, or None where it is something else."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -148,6 +153,8 @@ def _read(path: Path) -> Mapping[str, Any] | str:
     except (ValueError, RecursionError) as error:
         return f"is not JSON: {error}"
     if not isinstance(facts, dict):
-        return f"is JSON but no record: a {type(facts).__name__}"
+        return None
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(facts.get(name), kind)]
-    return f"is JSON but no record: {', '.join(wrong)} missing or of another type" if wrong else facts
+    if len(wrong) == len(_FIELDS):
+        return None
+    return f"is no whole record: {', '.join(wrong)} missing or of another type" if wrong else facts

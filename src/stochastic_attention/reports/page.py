@@ -197,7 +197,9 @@ def _faults(findings: Findings) -> str:
 
 
 def _rest(findings: Findings) -> str:
-    if not findings.rest:
-        return ""
-    items = "".join(f"<li>{element('code', name)}</li>\n" for name in findings.rest)
-    return folded(f"Files not shown: {len(findings.rest)}", f"<ul>\n{items}</ul>") + "\n"
+    return "".join(
+        folded(f"{words}: {len(names)}", wrap("ul", "\n".join(wrap("li", element("code", name)) for name in names)))
+        + "\n"
+        for words, names in (("JSON files that are no record", findings.foreign), ("Files not shown", findings.rest))
+        if names
+    )

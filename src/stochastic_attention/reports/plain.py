@@ -6,18 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .markup import element, table
+from .markup import definitions, element, table
 
 _MOST = 12  # items of a list inside a cell
 
 
 def to_html(results: Mapping[str, Any], *, label: str) -> str:
-    """A table for each list or mapping of rows, and one for all single values."""
+    """All single values, then a table for each list or mapping of rows."""
     single = {name: value for name, value in results.items() if not (_is_rows(value) or _is_mapping_of_rows(value))}
     pieces = []
     if single:
-        rows = [[name, figure(value)] for name, value in single.items()]
-        pieces.append(table(["result", "value"], rows, label=label, is_number=[False, True]))
+        pieces.append(definitions({name: figure(value) for name, value in single.items()}))
     for name, value in results.items():
         if name in single or not value:
             continue
