@@ -11,7 +11,7 @@ ENVIRONMENT = {
     "cores": 2,
     "torch_threads": 1,
     "accelerator": None,
-    "commit": None,
+    "commit": "0123456789abcdef-dirty",
 }
 
 

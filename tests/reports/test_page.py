@@ -67,7 +67,9 @@ def test_records_of_any_kind_are_shown_whole(results, capsys):
     names = dict(zip(page.texts["dt"], page.texts["dd"], strict=True))
     assert names["seconds"] == "1.25"
     assert (names["much"], names["nested"], names["processor"]) == ("3", '{"a": [1.5, null]}', "AMD EPYC")
-    assert "AMD EPYC, 2 cores, 1 torch threads, python 3.11.7, torch 2.13.0" in page.texts["p"]
+    assert (
+        "AMD EPYC, cores 2, torch threads 1, python 3.11.7, torch 2.13.0, commit 0123456789ab-dirty" in page.texts["p"]
+    )
 
 
 def test_sections_are_grouped_by_kind_and_the_contents_lead_to_them(tmp_path, capsys):
@@ -146,6 +148,11 @@ def test_pictures_are_on_the_page_with_their_size_and_what_they_show(results, ca
         ("a.json", b"", "is not JSON"),
         ("a.json", b"\xff\xfe", "is not JSON"),
         ("a.json", b"[" * 100_000, "is not JSON"),
+        (
+            "deep.json",
+            b'{"command": "", "config": {}, "environment": {}, "results": ' + b'{"a": ' * 700 + b"1" + b"}" * 701,
+            "is nested too deeply",
+        ),
         ("a.json", b"[1]", "is JSON but no record"),
         ("a.json", b'{"loss": 1}', "is JSON but no record"),
         ("a.json", b'{"command": "sattn x", "config": {}}', "is no whole record: environment, results missing"),
@@ -169,6 +176,22 @@ def test_what_is_broken_is_named_and_the_rest_is_shown(results, capsys, name, co
         assert f"bad/{name}" in page.texts["section"][0]
         assert reason in page.texts["section"][0]
     assert "Record: new" in page.texts["h3"]
+
+
+@pytest.mark.parametrize(
+    ("speed", "faults", "shown"),
+    [
+        ([], 0, "No case was finished."),
+        ([{"pattern": "swa", "length": 8, "backward": False, "seconds": 1.0}] * 2, 1, "a case was measured twice"),
+    ],
+    ids=["none", "twice"],
+)
+def test_cases_of_a_benchmark_are_never_dropped(tmp_path, capsys, speed, faults, shown):
+    record = {"speed": speed, "decode": [], "memory": []}
+    write_record(tmp_path / "results" / "record.json", "sattn bench", results=record)
+    page, _ = report(tmp_path / "results", capsys, faults=faults)
+    assert shown in "".join(page.texts["main"])
+    assert page.texts.get("td", []).count("8") == len(speed)
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -225,7 +248,9 @@ def test_files_of_other_kinds_are_listed(results, capsys):
     (results / "new" / "cells.jsonl").write_text("{}\n", encoding="utf-8")
     (results / "new" / ".record.json.123").write_text("{", encoding="utf-8")
     (results / "linked").symlink_to(results)
-    page, _ = report(results, capsys)
+    (results / "loop.json").symlink_to(results / "loop.json")
+    page, error = report(results, capsys, faults=1)
+    assert "loop.json: cannot be read" in error
     assert page.texts["summary"][-1] == "Files not shown: 2"
     assert {"new/cells.jsonl", "linked"} <= set(page.texts["code"])
 
@@ -247,6 +272,7 @@ def test_a_folder_without_results_is_refused(tmp_path, capsys, create):
         ("# a\n## b", "<h4>a</h4>\n<h5>b</h5>"),
         ("## b", "<h4>b</h4>"),
         ("- a\n  more\n- `b` **c**", "<ul><li>a\n  more</li>\n<li><code>b</code> <strong>c</strong></li></ul>"),
+        ("*a **b** c* `d *e`*", "<p>*a <strong>b</strong> c* <code>d *e</code>*</p>"),
         ("a *b c*: 2 * 3 *d", "<p>a <em>b c</em>: 2 * 3 *d</p>"),
         ("a\nb\n\nc", "<p>a\nb</p>\n<p>c</p>"),
         ("a | b", "<p>a | b</p>"),

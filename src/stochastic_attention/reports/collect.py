@@ -105,11 +105,11 @@ def collect(folder: Path, *, leave_out: Path | None = None) -> Findings:
     def unreadable(error: OSError) -> None:
         findings.blame(Path(error.filename), f"cannot be read: {error.strerror}")
 
-    hidden = None if leave_out is None else leave_out.resolve()
+    page = None if leave_out is None else os.path.realpath(leave_out)
     for here, folders, names in os.walk(folder, onerror=unreadable):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".")]
         paths = [Path(here, name) for name in sorted(names) if not name.startswith(".")]
-        _collect_one(findings, [path for path in paths if path.resolve() != hidden])
+        _collect_one(findings, [path for path in paths if os.path.realpath(path) != page])
         findings.rest.extend(findings.relative(Path(here, name)) for name in folders if Path(here, name).is_symlink())
     if not findings.entries and not findings.faults:
         raise ValueError(f"folder must hold records (record.json and the like), tables or plots, got none in {folder}")

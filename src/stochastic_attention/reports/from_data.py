@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..tables import markdown
@@ -21,9 +21,10 @@ def rebuild(hint: Any, plain: Any) -> Any:  # noqa: ANN401  # any type, and data
     origin, inner = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        missing = {field.name for field in fields(hint)} ^ set(plain)
-        if missing:
-            raise TypeError(f"{getattr(hint, '__name__', hint)} with other fields: {', '.join(sorted(missing))}")
+        needed = {field.name for field in fields(hint) if field.default is field.default_factory is MISSING}
+        other = (needed - set(plain)) | (set(plain) - set(hints))
+        if other:
+            raise TypeError(f"{getattr(hint, '__name__', hint)} with other fields: {', '.join(sorted(other))}")
         return hint(**{name: rebuild(hints[name], value) for name, value in plain.items()})  # type: ignore[operator]
     if origin in (Union, types.UnionType):
         some = [one for one in inner if one is not type(None)]
@@ -80,6 +81,10 @@ def _bench(config: Facts, results: Facts) -> str:  # noqa: ARG001
     speed = {(directions[row["backward"]], *_case(row)): row for row in results["speed"]}
     speed |= {("decode", *_case(row)): row for row in results["decode"]}
     memory = {(directions[row["backward"]], *_case(row)): row for row in results["memory"]}
+    if len(speed) + len(memory) < sum(len(results[part]) for part in PARTS["bench"]):
+        raise ValueError("a case was measured twice")
+    if not speed and not memory:
+        return "No case was finished.\n"
     rows = []
     for key in [*speed, *(key for key in memory if key not in speed)]:
         time, extra = speed.get(key), memory.get(key)

@@ -27,10 +27,13 @@ def wrap(tag: str, html: str, **attributes: str) -> str:
 
 def inline(text: str) -> str:
     """Text in which `code`, **bold** and *emphasis* mean what they do in Markdown."""
-    html = escape(text)
-    html = re.sub(r"`([^`]+)`", r"<code>\1</code>", html)
-    html = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", html)
-    return re.sub(r"(?<!\S)\*(\S[^*]*)(?<!\s)\*(?!\w)", r"<em>\1</em>", html)
+    pieces = re.split(r"`([^`]+)`", text)
+    return "".join(element("code", piece) if at % 2 else _stressed(piece) for at, piece in enumerate(pieces))
+
+
+def _stressed(text: str) -> str:
+    html = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", escape(text))
+    return re.sub(r"(?<!\S)\*(\S[^*<]*)(?<!\s)\*(?!\w)", r"<em>\1</em>", html)
 
 
 def table(header: Cells, rows: Sequence[Cells], *, label: str, is_number: Sequence[bool] | None = None) -> str:

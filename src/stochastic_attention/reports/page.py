@@ -40,6 +40,7 @@ _PICTURES = {
     ("train", "loss.png"): "Loss against training tokens",
     ("bench", "plot.png"): "Speedup over full attention against tokens, a curve a pattern",
 }
+_COUNTS = ("cores", "torch_threads")
 _MADE_FROM_DATA = ("table.md", "report.md")
 # Nothing is ever loaded: neither by this page, nor through what is written in a record.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -92,8 +93,14 @@ def _contents(groups: Mapping[str, list[Entry]]) -> str:
 
 
 def _group(findings: Findings, kind: str, entries: list[Entry]) -> str:
-    sections = "\n".join(_section(findings, entry) for entry in entries)
-    return f"{element('h2', kind)}\n{sections}"
+    pieces = [element("h2", kind)]
+    for entry in entries:
+        try:
+            html = "\n".join(_section(findings, entry))
+        except RecursionError:
+            findings.faults[entry.path] = html = "is nested too deeply to be shown"
+        pieces.append(wrap("section", f"{element('h3', _title(entry))}\n{html}\n", id=_anchor(entry)))
+    return "\n".join(pieces)
 
 
 def _title(entry: Entry) -> str:
@@ -106,37 +113,35 @@ def _anchor(entry: Entry) -> str:
     return f"record/{quote(os.fsencode(entry.path))}"
 
 
-def _section(findings: Findings, entry: Entry) -> str:
-    pieces = [element("h3", _title(entry))]
+def _section(findings: Findings, entry: Entry) -> Iterator[str]:
     record = entry.record
     if record is None:
-        pieces.append("<p>These belong to no record.</p>")
+        yield "<p>These belong to no record.</p>"
     else:
-        pieces.append(command_line(record["command"]))
-        pieces.append(element("p", _machine(record["environment"]), class_="machine"))
-    pieces += _tables(findings, entry)
-    pieces += [_picture(findings, entry, path) for path in entry.files if path.suffix == ".png"]
+        yield command_line(record["command"])
+        yield element("p", _machine(record["environment"]), class_="machine")
+    yield from _tables(findings, entry)
     for path in entry.files:
-        if path.suffix == ".txt" and (text := _text(findings, path)) is not None:
-            pieces.append(folded(f"As printed: {path.name}", preformatted(text, label=path.name)))
+        if path.suffix == ".png":
+            yield _picture(findings, entry, path)
+        elif path.suffix == ".txt" and (text := _text(findings, path)) is not None:
+            yield folded(f"As printed: {path.name}", preformatted(text, label=path.name))
     if record is not None:
-        pieces.append(folded("Configuration", definitions(record["config"])))
+        yield folded("Configuration", definitions(record["config"]))
         facts = element("p", f"Record: {entry.path}") + definitions(record["environment"])
-        pieces.append(folded("Versions and hardware", facts))
-    return wrap("section", "\n" + "\n".join(pieces) + "\n", id=_anchor(entry))
+        yield folded("Versions and hardware", facts)
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
     """The hardware and the versions that decide a figure, on a line."""
-    versions = environment.get("versions")
     facts = [str(environment[name]) for name in ("accelerator", "processor") if environment.get(name)]
-    facts += [
-        f"{environment[name]} {name.replace('_', ' ')}" for name in ("cores", "torch_threads") if name in environment
-    ]
+    facts += [f"{name.replace('_', ' ')} {environment[name]}" for name in _COUNTS if name in environment]
+    versions = environment.get("versions")
     if isinstance(versions, dict):
         facts += [f"{name} {versions[name]}" for name in ("python", "torch", "transformers") if name in versions]
     if environment.get("commit"):
-        facts.append(f"commit {str(environment['commit'])[:12]}")
+        digest, dash, state = str(environment["commit"]).partition("-")
+        facts.append(f"commit {digest[:12]}{dash}{state}")
     return ", ".join(facts) or "The record names no hardware."
 
 
