@@ -15,6 +15,7 @@ def results(tmp_path):
         config={"much": 3, "nested": {"a": [1.5, None]}},
         results={
             "seconds": 1.25,
+            "time": 1796062813.5,
             "rows": [{"method": "swa", "accuracy": {"value": 0.5, "stderr": 0.125, "n": 16}, "w": 64}],
         },
     )

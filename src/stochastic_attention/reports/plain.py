@@ -28,11 +28,11 @@ def to_html(results: Mapping[str, Any], *, label: str) -> str:
 
 
 def figure(value: Any) -> str:  # noqa: ANN401  # plain data
-    """A value in a cell: four digits, an estimate with its standard error, the beginning of a long list."""
+    """A value in a cell: four digits or all before the point, an estimate with its standard error, the beginning of a long list."""
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, dict) and set(value) == {"value", "stderr", "n"}:
         error = "" if value["stderr"] is None else f" ± {figure(value['stderr'])}"
         return f"{figure(value['value'])}{error} (n = {figure(value['n'])})"
