@@ -28,7 +28,7 @@ def to_html(results: Mapping[str, Any], *, label: str) -> str:
 
 
 def figure(value: Any) -> str:  # noqa: ANN401  # plain data
-    """A value in a cell: four digits or all before the point, an estimate with its standard error, the beginning of a long list."""
+    """A value in a cell: four digits, or all before the point; an estimate with its error; a long list, cut."""
     if value is None:
         return ""
     if isinstance(value, float):
