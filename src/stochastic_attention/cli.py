@@ -13,6 +13,7 @@ from types import ModuleType
 COMMANDS = {
     "compare": ".commands.compare",
     "generate": ".commands.generate",
+    "train": ".commands.train",
     "bench": ".commands.bench",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
@@ -27,6 +28,7 @@ _EXTRAS = {
     "transformers": "hf",
     "accelerate": "hf",
     "gguf": "hf",
+    "yaml": "hf",
     "datasets": "evaluation",
     "matplotlib": "evaluation",
     "tqdm": "evaluation",
