@@ -22,7 +22,21 @@ MODULES = sorted(
     if path.name not in ("__init__.py", "__main__.py")
 )
 # Lowest first. A module imports from its own level or a lower one; backends, which share a level, never each other.
-LEVELS = ["ops", "records", "tables", "plots", "models", "analysis", "hf", "evaluation", "benchmark", "commands", "cli"]
+LEVELS = [
+    "ops",
+    "nn",
+    "records",
+    "tables",
+    "plots",
+    "models",
+    "analysis",
+    "hf",
+    "lm",
+    "evaluation",
+    "benchmark",
+    "commands",
+    "cli",
+]
 EXTRAS = ["transformers", "datasets", "matplotlib", "triton", "accelerate", "gguf", "tqdm", "scipy", "igraph"]
 
 
