@@ -128,7 +128,9 @@ def plot_scatters(scatters: Sequence[Scatter], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def plot_training(losses: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, float]], path: Path) -> None:
+def plot_training(
+    losses: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, float]], path: Path
+) -> None:
     """Draw the loss of training steps and of validations against the tokens seen. Writes a PNG.
 
     Both are entries with `tokens` and `loss`; the steps' are drawn thin, and thick as running means of an exponential

@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     require("transformers", "accelerate", "yaml", "matplotlib", "tqdm")
     from transformers.utils import logging
 
-    from ..lm.callbacks import NotFinite
-    from ..lm.checkpoints import DiskFull
+    from ..lm.callbacks import NotFiniteError
+    from ..lm.checkpoints import DiskFullError
     from ..lm.data import DataExhausted
     from ..lm.train import train
     from ..lm.train_config import read_config
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     output = args.output or Path("results") / args.config.stem
     try:
         outcome = train(config, output, command=args.command_line, resume=args.resume, cache=args.cache)
-    except (DataExhausted, DiskFull, NotFinite) as error:
+    except (DataExhausted, DiskFullError, NotFiniteError) as error:
         print(f"sattn train: {error}", file=sys.stderr)
         return 1
     if os.environ.get("RANK", "0") != "0":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -19,7 +20,7 @@ from .loss_log import LossLog
 from .train_config import TrainingConfig
 
 
-class NotFinite(ArithmeticError):
+class NotFiniteError(ArithmeticError):
     """A step's loss or gradient is NaN or infinite."""
 
 
@@ -31,12 +32,14 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
+        """Nothing came yet."""
         self.received: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._receive)
+        if threading.current_thread() is threading.main_thread():  # elsewhere signals are not ours to take
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(
@@ -57,6 +60,7 @@ class StopOnSignal(TrainerCallback):
     """After the step in which a signal came to any process: save, and stop."""
 
     def __init__(self, signals: StopSignals) -> None:
+        """`signals`: of this process."""
         self._signals = signals
         self.stopped_by: int | None = None
 
@@ -110,19 +114,24 @@ class RunLog(TrainerCallback):
             self.losses.truncate(state.global_step)
             self.validations.truncate(state.global_step)
             self._bar = tqdm(
-                total=state.max_steps, initial=state.global_step, unit="step", desc="training", dynamic_ncols=True
+                total=state.max_steps,
+                initial=state.global_step,
+                unit="step",
+                desc="training",
+                mininterval=1.0,
+                dynamic_ncols=True,
             )
         self._begun = time.perf_counter()
 
     def on_log(
         self,
-        args: TrainingArguments,
+        args: TrainingArguments,  # noqa: ARG002
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
-        logs: dict[str, Any],
-        **kwargs: Any,  # noqa: ANN401, ARG002
+        **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """After every optimizer step, before anything is saved: refuse NaN, then tell."""
+        logs: dict[str, Any] = kwargs["logs"]
         state.log_history.clear()  # loss.jsonl has it; a checkpoint need not
         if "loss" not in logs:  # the Trainer's summary at the end
             return
@@ -130,7 +139,7 @@ class RunLog(TrainerCallback):
         self._spent, self._steps, self._begun = self._spent + now - self._begun, self._steps + 1, now
         for name in ("loss", "grad_norm"):
             if not math.isfinite(logs[name]):
-                raise NotFinite(f"{name} is {logs[name]} at step {state.global_step}")
+                raise NotFiniteError(f"{name} is {logs[name]} at step {state.global_step}")
         if not state.is_world_process_zero:
             return
         speed = self._steps * self._training.step_tokens / self._spent
@@ -156,20 +165,22 @@ class RunLog(TrainerCallback):
         args: TrainingArguments,  # noqa: ARG002
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
-        metrics: dict[str, Any],
-        **kwargs: Any,  # noqa: ANN401, ARG002
+        **kwargs: Any,  # noqa: ANN401
     ) -> None:
         """After a validation."""
+        loss, scored = kwargs["metrics"]["eval_loss"], kwargs["metrics"]["eval_tokens"]
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"validation loss is {loss} after step {state.global_step}")
         if state.is_world_process_zero:
-            loss = metrics["eval_loss"]
+            perplexity = math.exp(min(loss, 700.0))  # the largest that a float holds is near exp(709)
             self.validations.append(
                 step=state.global_step,
                 tokens=state.global_step * self._training.step_tokens,
                 loss=loss,
-                perplexity=math.exp(min(loss, 700.0)),
-                scored_tokens=metrics["eval_tokens"],
+                perplexity=perplexity,
+                scored_tokens=scored,
             )
-            tqdm.write(f"step {state.global_step}: validation loss {loss:.4f}, perplexity {math.exp(min(loss, 700)):.2f}")
+            tqdm.write(f"step {state.global_step}: validation loss {loss:.4f}, perplexity {perplexity:.2f}")
         self._begun = time.perf_counter()
 
     def on_save(

@@ -19,7 +19,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 _SLACK = 16 << 20
 
 
-class DiskFull(OSError):
+class DiskFullError(OSError):
     """A checkpoint found no room. Those before it are complete."""
 
     def __init__(self, folder: Path, needed: int, free: int) -> None:
@@ -60,12 +60,12 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def check_room(folder: Path, tensors: int) -> None:
-    """Raise DiskFull unless there is room for a checkpoint: as much as the last one took, or else `tensors` bytes."""
+    """Raise DiskFullError unless there is room for a checkpoint: as much as the last one took, or else `tensors` bytes."""
     newest = newest_checkpoint(folder)
     taken = tensors if newest is None else sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free
     if free < taken + _SLACK:
-        raise DiskFull(folder, taken + _SLACK, free)
+        raise DiskFullError(folder, taken + _SLACK, free)
 
 
 def is_disk_full(error: BaseException) -> bool:

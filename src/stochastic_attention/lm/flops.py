@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..hf.plan import SwapPlan, native_windows
 from ..ops.keys_per_query import keys_per_query
@@ -30,27 +31,25 @@ class Peak:
     source: str
 
 
-def flops_per_token(model: nn.Module, pairs: float, head_width: int) -> float:
+def flops_per_token(model: PreTrainedModel, keys: Sequence[float]) -> float:
     """FLOPs of a forward and a backward pass for one token, recomputation not counted.
 
-    6 for every weight of a matrix product (2 forward, 4 backward), the output layer among them and the input
-    embedding not; and 12 * head_width for every pair of query and key: 4 in each of forward and twice backward.
+    6 for every weight of a matrix product (2 forward, 4 backward), the output layer among them and the input embedding
+    not; and 12 * heads * head dimension for every pair of query and key (4 forward, 8 backward).
 
     Args:
-        model: a transformers model.
-        pairs: keys that a token attends to, summed over layers.
-        head_width: heads * head dimension.
+        model: a causal language model.
+        keys: that a token attends to, in each layer.
     """
-    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    output = model.get_output_embeddings()  # type: ignore[operator]
-    weights = sum(p.numel() for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings)
-    if output is not None and id(output.weight) in embeddings:
-        weights += output.weight.numel()
-    return 6.0 * weights + 12.0 * head_width * pairs
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Of a tied pair the output's product counts, which the embedding's lookup does not.
+    weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
+    return 6.0 * weights + 12.0 * config.num_attention_heads * head_dim * sum(keys)
 
 
 def attended_keys(config: PreTrainedConfig, length: int) -> list[float]:
-    """Mean number of keys of a token in each layer, its two paths together where it has two; a row being one document."""
+    """Mean number of keys of a token in each layer, over both paths of a gated one; a row being one document."""
     plan: SwapPlan | None = getattr(config, "attention_plan", None)
     if plan is None:
         paths = [[Pattern.local(window)] for window in native_windows(config)]
@@ -77,7 +76,7 @@ def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
     size = 1024 if device.type == "cpu" else 8192
     a = torch.ones(size, size, device=device, dtype=dtype)
     fastest = float("inf")
-    for _ in range(5):
+    for _ in range(10):
         start = time.perf_counter()
         (a @ a)[0, 0].item()
         fastest = min(fastest, time.perf_counter() - start)

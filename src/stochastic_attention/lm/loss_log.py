@@ -13,8 +13,8 @@ from ..records import write_text
 class LossLog:
     """A file of JSON lines, each with its `step`, ascending.
 
-    A killed run may have written past its last checkpoint; `truncate` takes a resumed one back there, so that no step is
-    told twice.
+    A killed run may have written past its last checkpoint; `truncate` takes a resumed one back there, so that no step
+    is told twice.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,6 +1,6 @@
 """Configuration files: YAML, settings on the command line, and dataclasses that say which keys there are.
 
-A key is checked against the annotation of its field, so that a wrong file is refused before any work, by the key's name.
+A key is checked against the annotation of its field: a wrong file is refused before any work, by the key's name.
 """
 
 from __future__ import annotations
@@ -142,5 +142,12 @@ def _told(hint: Any) -> str:  # noqa: ANN401
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if origin in (list, tuple):
         return f"a list of {_told(get_args(hint)[0])}"
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path", type(None): "null"}
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        Path: "a path",
+        type(None): "null",
+    }
     return words.get(origin or hint, "a mapping")

@@ -1,51 +1,40 @@
 """A training run from its configuration: build, train, save, record. Launched alone or by torchrun.
 
-    OUTPUT/config.yaml        every setting; a run is resumed with these and no others
-    OUTPUT/data/              tokens and a learned tokenizer
-    OUTPUT/checkpoints/       see `checkpoints`
-    OUTPUT/loss.jsonl         a line a step; validation.jsonl, loss.png
-    OUTPUT/model/             at the end: model and tokenizer in Hugging Face form
-    OUTPUT/record.json        at the end: command, configuration, environment, results
+OUTPUT/config.yaml        every setting; a run is resumed with these and no others
+OUTPUT/data/              tokens and a learned tokenizer
+OUTPUT/checkpoints/       see `checkpoints`
+OUTPUT/loss.jsonl         a line a step; validation.jsonl, loss.png
+OUTPUT/model/             at the end: model and tokenizer in Hugging Face form
+OUTPUT/record.json        at the end: command, configuration, environment, results
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import yaml
-from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, TrainingArguments
+from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import set_seed
 
 from ..hf import RoutingStep
 from ..hf.plan import NAME
-from ..ops.validation import check_count
 from ..records import Environment, Record, write_text
-from .callbacks import NotFinite, RunLog, StopOnSignal, StopSignals
-from .checkpoints import clear_unfinished, newest_checkpoint, step_of, unfinished
+from .callbacks import NotFiniteError, RunLog, StopOnSignal, StopSignals
+from .checkpoints import clear_unfinished, newest_checkpoint, step_of
 from .data import open_data
 from .flops import attended_keys, device_peak, flops_per_token
+from .setup import make_model_config, training_arguments
 from .tokenizer import make_tokenizer
-from .train_config import TrainConfig, TrainingConfig, changed_settings
+from .train_config import TrainConfig, changed_settings
 from .trainer import StochasticTrainer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-# Renamed inside the range of supported versions.
-_CHECKPOINTING = next(
-    name for name in ("activation_checkpointing", "gradient_checkpointing") if name in TrainingArguments.__dataclass_fields__
-)
 
 
 @dataclass(frozen=True)
@@ -78,8 +67,8 @@ def train(
     Raises:
         ValueError: a setting is wrong, or `output` holds a run of other settings.
         DataExhausted: there is less data than the steps need.
-        NotFinite: a loss or gradient is NaN or infinite; what is needed to look at it is kept.
-        DiskFull: a checkpoint found no room.
+        NotFiniteError: a loss or gradient is NaN or infinite; what is needed to look at it is kept.
+        DiskFullError: a checkpoint found no room.
     """
     training = config.training
     checkpoint_folder = output / "checkpoints"
@@ -90,7 +79,7 @@ def train(
     if arguments.world_size > 1:  # before one process writes what another would find
         dist.barrier()
     tokenizer = make_tokenizer(config.tokenizer, config.data, cache_dir=cache)
-    model_config = make_model_config(config.model, tokenizer, training.sequence_length)
+    model_config = make_model_config(config, tokenizer)
     data = open_data(
         config.data,
         tokenizer=tokenizer,
@@ -99,8 +88,6 @@ def train(
         cache_dir=cache,
     )
     data.train.require(training.total_steps * training.rows)
-    if training.eval_every is not None and data.validation is None:
-        raise ValueError("training.eval_every needs data.validation, got none")
     if is_first:
         clear_unfinished(checkpoint_folder)
         write_text(output / "config.yaml", yaml.safe_dump(config.plain(), sort_keys=False))
@@ -110,12 +97,9 @@ def train(
     set_seed(training.seed)
     model = AutoModelForCausalLM.from_config(model_config)
     keys = attended_keys(model_config, training.sequence_length)
-    head_width = model_config.num_attention_heads * model_config.head_dim
-    token_flops = flops_per_token(model, sum(keys), head_width)
+    token_flops = flops_per_token(model, keys)
     peak = device_peak(arguments.device, training.precision, training.peak_flops)
-    log = RunLog(
-        output, training, token_flops=token_flops, peak_flops=peak.flops * arguments.world_size
-    )
+    log = RunLog(output, training, token_flops=token_flops, peak_flops=peak.flops * arguments.world_size)
     with StopSignals() as signals:
         stop = StopOnSignal(signals)
         trainer = StochasticTrainer(
@@ -130,18 +114,24 @@ def train(
             callbacks=[*([RoutingStep()] if model.config._attn_implementation == NAME else []), stop, log],
         )
         trainer.remove_callback(PrinterCallback)
+        if training.parallel == "fsdp2" and not trainer.is_fsdp_enabled:
+            raise ValueError(
+                f"training.parallel 'fsdp2' needs accelerators, as nothing is sharded on {arguments.device}; use 'ddp'"
+            )
+        model.config.use_cache = True  # for who loads it; the Trainer turns it off, and batches ask for none
         trainer.resume_from(checkpoint, begun)
         if begun < training.total_steps:
             try:
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            except NotFinite as error:
-                raise NotFinite(_explain(error, trainer, output)) from None
+            except NotFiniteError as error:
+                raise NotFiniteError(_explain(error, trainer, output)) from None
             finally:
                 log.close()
         if stop.stopped_by is not None:
             return Outcome(trainer.state.global_step, signal.Signals(stop.stopped_by), begun)
         _save_model(trainer, output / "model")
     if is_first:
+        clear_unfinished(checkpoint_folder)
         results = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "steps": training.total_steps,
@@ -159,96 +149,15 @@ def train(
     return Outcome(training.total_steps, None, begun)
 
 
-def training_arguments(training: TrainingConfig, checkpoints: Path) -> TrainingArguments:
-    """The Trainer's arguments; joins the other processes that torchrun started. ValueError for a launch that differs."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if training.parallel == "none" and processes > 1:
-        raise ValueError(f"training.parallel must be 'ddp' or 'fsdp2' with {processes} processes, got 'none'")
-    if training.parallel == "fsdp2" and "WORLD_SIZE" not in os.environ:
-        raise ValueError("training.parallel 'fsdp2' must be launched by torchrun, also for one process, got none")
-    if training.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("training.device must be one that torch has here, got 'cuda'")
-    micro, accumulation = training.micro_batches(processes)
-    use_cpu = training.device == "cpu" or not torch.accelerator.is_available()
-    if not use_cpu and torch.accelerator.device_count() > 1 and "WORLD_SIZE" not in os.environ:
-        raise ValueError(
-            f"{torch.accelerator.device_count()} devices are visible to one process: launch one a device by torchrun, "
-            "or show it one (CUDA_VISIBLE_DEVICES=0)"
-        )
-    sharded = {"fsdp": True, "fsdp_config": {"version": 2}} if training.parallel == "fsdp2" else {}
-    return TrainingArguments(
-        output_dir=str(unfinished(checkpoints)),
-        max_steps=training.total_steps,
-        per_device_train_batch_size=micro,
-        gradient_accumulation_steps=accumulation,
-        learning_rate=training.learning_rate,
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr": training.min_learning_rate},
-        warmup_steps=training.warmup_steps,
-        weight_decay=training.weight_decay,
-        adam_beta1=training.betas[0],
-        adam_beta2=training.betas[1],
-        max_grad_norm=training.clip or 0.0,
-        bf16=training.precision == "bf16",
-        **({_CHECKPOINTING: True} if training.gradient_checkpointing else {}),
-        logging_strategy="steps",
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # it would hide what must stop the run
-        save_strategy="steps",
-        save_steps=training.save_every,
-        eval_strategy="no" if training.eval_every is None else "steps",
-        eval_steps=training.eval_every,
-        ignore_data_skip=True,  # the order of the data begins at the step resumed from by itself
-        ddp_find_unused_parameters=False,
-        ddp_backend="gloo" if use_cpu and processes > 1 else None,
-        use_cpu=use_cpu,
-        torch_compile=training.torch_compile,
-        seed=training.seed,
-        report_to="none",
-        disable_tqdm=True,
-        **sharded,
-    )
-
-
-def make_model_config(
-    model: dict[str, Any], tokenizer: PreTrainedTokenizerBase, sequence_length: int
-) -> PreTrainedConfig:
-    """The configuration of the model to train. What the tokenizer and the rows decide is filled in where it is not said.
-
-    Raises:
-        ValueError: a field that the model type does not have, or a value that it refuses.
-    """
-    model_type = model.get("model_type")
-    if model_type not in CONFIG_MAPPING:
-        raise ValueError(f"model.model_type must be a model type that transformers knows, got {model_type!r}")
-    kind = CONFIG_MAPPING[model_type]
-    known = kind().to_dict()
-    for key in model:
-        if key not in known:
-            raise ValueError(f"model.{key} is no field of a {model_type}; it has {', '.join(sorted(known))}")
-    filled = {
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": sequence_length,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    fields = filled | {key: value for key, value in model.items() if key != "model_type"}
-    for key in ("vocab_size", "max_position_embeddings"):
-        check_count(f"model.{key}", fields[key], minimum=filled[key])
-    try:
-        return kind(**fields)
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"model: {' '.join(str(error).split())}") from None
-
-
 def _check_output(config: TrainConfig, output: Path, resume: bool) -> None:
     kept = output / "config.yaml"
     if not kept.exists():
         output.mkdir(parents=True, exist_ok=True)
         return
     if not resume:
-        raise ValueError(f"output {output} holds a run already, which --no-resume must not touch; choose another output")
+        raise ValueError(
+            f"output {output} holds a run already, which --no-resume must not touch; choose another output"
+        )
     changed = changed_settings(yaml.safe_load(kept.read_text(encoding="utf-8")), config.plain())
     if changed:
         raise ValueError(
@@ -266,7 +175,7 @@ def _save_model(trainer: StochasticTrainer, folder: Path) -> None:
         aside.rename(folder)
 
 
-def _explain(error: NotFinite, trainer: StochasticTrainer, output: Path) -> str:
+def _explain(error: NotFiniteError, trainer: StochasticTrainer, output: Path) -> str:
     """Keep the step's rows beside the run, and say how to get there again."""
     step, training = trainer.state.global_step - 1, trainer.training
     assert trainer.batches is not None
@@ -281,6 +190,6 @@ def _explain(error: NotFinite, trainer: StochasticTrainer, output: Path) -> str:
         facts = {"what": str(error), "rows_of_training_data": places, "resume_from": newest and newest.name}
         write_text(folder / "facts.json", json.dumps(facts, indent=1) + "\n")
     return (
-        f"{error}, on rows {places[0]} to {places[1] - 1} of the training data, which {folder} keeps. The newest checkpoint "
-        f"is {newest or 'none, as the run did not get so far'}; resuming from it meets the same step again, bit for bit"
+        f"{error}, on rows {places[0]} to {places[1] - 1} of the training data, kept in {folder}. The newest checkpoint "
+        f"is {newest or 'none, as the run did not get so far'}; resuming meets the same step again, bit for bit"
     )

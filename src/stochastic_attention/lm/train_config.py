@@ -79,6 +79,7 @@ class TrainingConfig:
     peak_flops: float | None = None
 
     def __post_init__(self) -> None:
+        """Check ranges, and what is given one way or the other."""
         check_count("training.sequence_length", self.sequence_length, minimum=2)
         check_count("training.seed", self.seed, minimum=0, maximum=2**32 - 1)
         for name in ("log_every", "save_every", "keep"):
@@ -146,12 +147,20 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A whole run. `model` is what `AutoConfig.for_model` takes: model_type, and fields of that type's configuration."""
+    """A whole run. `model`: model_type, as transformers calls it, and fields of that type's configuration."""
 
     model: dict[str, Any]
     tokenizer: TokenizerConfig
     data: DataConfig
     training: TrainingConfig
+
+    def __post_init__(self) -> None:
+        """Check what one section says of another."""
+        if (self.training.eval_every is None) != (self.data.validation is None):
+            raise ValueError(
+                "training.eval_every and data.validation must be given together, "
+                f"got {self.training.eval_every!r} and {self.data.validation!r}"
+            )
 
     def plain(self) -> dict[str, Any]:
         """Every setting, defaults filled in, as JSON and YAML hold them."""

@@ -1,4 +1,4 @@
-"""transformers' Trainer with this library's order of the data, exact validation, and checkpoints that are whole or absent.
+"""transformers' Trainer with rows in one global order, exact validation, and checkpoints that are whole or absent.
 
 Every process takes its rows of a step from one global order, so that a step's batch is the same whatever the number of
 processes and the size of micro-batches; only sums are formed in another order.
@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 
-from .checkpoints import DiskFull, check_room, clear_unfinished, finish, is_disk_full, unfinished
+from .checkpoints import DiskFullError, check_room, clear_unfinished, finish, is_disk_full, unfinished
 from .data import Data
 from .rows import IGNORED, PackedRows, Row
 from .train_config import TrainingConfig
@@ -38,6 +38,7 @@ class GlobalBatches(IterableDataset[Batch]):
     """
 
     def __init__(self, data: Data, training: TrainingConfig, *, process: int, processes: int, first: int) -> None:
+        """Of process number `process` of `processes`."""
         self._data, self._training = data.train, training
         self._process, self._processes, self._first = process, processes, first
         self._micro, _ = training.micro_batches(processes)
@@ -94,7 +95,8 @@ class StochasticTrainer(Trainer):
         rows, processes = self.data.validation, self.args.world_size
         assert rows is not None
         micro, _ = self.training.micro_batches(processes)
-        model = self.model_wrapped if self.is_fsdp_enabled else self.model
+        model = self.model
+        assert model is not None
         total = torch.zeros(2, dtype=torch.float64)
         was_training = model.training
         model.eval()
@@ -118,8 +120,9 @@ class StochasticTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # noqa: ANN401
         """The Trainer's checkpoint, aside; then, once it is whole on disk, under its name."""
         step = self.state.global_step
-        # Each parameter, and two moments of it.
-        needed = 3 * sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        # Each parameter, and two moments of it; sharded, the Trainer writes parameters twice.
+        copies = 4 if self.is_fsdp_enabled else 3
+        needed = copies * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         if self.args.should_save:
             clear_unfinished(self.folder)
             check_room(self.folder, needed)
@@ -135,7 +138,7 @@ class StochasticTrainer(Trainer):
         except (OSError, RuntimeError, SafetensorError) as error:
             if not is_disk_full(error):
                 raise
-            full = DiskFull(self.folder, needed, shutil.disk_usage(self.folder).free)
+            full = DiskFullError(self.folder, needed, shutil.disk_usage(self.folder).free)
             clear_unfinished(self.folder)
             raise full from error
         self._wait()
