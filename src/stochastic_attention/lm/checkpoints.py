@@ -60,7 +60,7 @@ def clear_unfinished(folder: Path) -> None:
 
 
 def check_room(folder: Path, tensors: int) -> None:
-    """Raise DiskFullError unless there is room for a checkpoint: as much as the last one took, or else `tensors` bytes."""
+    """Raise DiskFullError unless there is room for a checkpoint: what the last one took, or else `tensors` bytes."""
     newest = newest_checkpoint(folder)
     taken = tensors if newest is None else sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
     free = shutil.disk_usage(folder).free

@@ -76,6 +76,8 @@ def train(
     is_first = arguments.process_index == 0
     cache = cache or output / "data"
     _check_output(config, output, resume)
+    if _is_finished(output, training.total_steps):
+        return Outcome(training.total_steps, None, training.total_steps)
     if arguments.world_size > 1:  # before one process writes what another would find
         dist.barrier()
     tokenizer = make_tokenizer(config.tokenizer, config.data, cache_dir=cache)
@@ -120,13 +122,12 @@ def train(
             )
         model.config.use_cache = True  # for who loads it; the Trainer turns it off, and batches ask for none
         trainer.resume_from(checkpoint, begun)
-        if begun < training.total_steps:
-            try:
-                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            except NotFiniteError as error:
-                raise NotFiniteError(_explain(error, trainer, output)) from None
-            finally:
-                log.close()
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except NotFiniteError as error:
+            raise NotFiniteError(_explain(error, trainer, output)) from None
+        finally:
+            log.close()
         if stop.stopped_by is not None:
             return Outcome(trainer.state.global_step, signal.Signals(stop.stopped_by), begun)
         _save_model(trainer, output / "model")
@@ -165,6 +166,11 @@ def _check_output(config: TrainConfig, output: Path, resume: bool) -> None:
         )
 
 
+def _is_finished(output: Path, steps: int) -> bool:
+    record = output / "record.json"
+    return record.exists() and Record.load(record).results["steps"] == steps
+
+
 def _save_model(trainer: StochasticTrainer, folder: Path) -> None:
     """Model and tokenizer in Hugging Face form, whole or not at all."""
     aside = folder.with_name(f".{folder.name}")
@@ -190,6 +196,6 @@ def _explain(error: NotFiniteError, trainer: StochasticTrainer, output: Path) ->
         facts = {"what": str(error), "rows_of_training_data": places, "resume_from": newest and newest.name}
         write_text(folder / "facts.json", json.dumps(facts, indent=1) + "\n")
     return (
-        f"{error}, on rows {places[0]} to {places[1] - 1} of the training data, kept in {folder}. The newest checkpoint "
+        f"{error}, on rows {places[0]} to {places[1] - 1} of the data, kept in {folder}. The newest checkpoint "
         f"is {newest or 'none, as the run did not get so far'}; resuming meets the same step again, bit for bit"
     )
