@@ -9,11 +9,13 @@ import sys
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
 
 from stochastic_attention import cli
 from stochastic_attention.lm.trainer import StochasticTrainer
 
 create = StochasticTrainer.create_accelerator_and_postprocess
+evaluate = StochasticTrainer.evaluate
 
 
 def create_and_shard(trainer):
@@ -25,7 +27,13 @@ def create_and_shard(trainer):
         trainer.is_fsdp_enabled = True
 
 
+def evaluate_shards(trainer, *args, **kwargs):
+    assert all(isinstance(p, DTensor) for p in trainer.model.parameters()) == bool(trainer.args.fsdp)
+    return evaluate(trainer, *args, **kwargs)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     StochasticTrainer.create_accelerator_and_postprocess = create_and_shard
+    StochasticTrainer.evaluate = evaluate_shards
     sys.exit(cli.main(sys.argv[1:]))
