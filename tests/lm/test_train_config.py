@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForCausalLM
 
+from stochastic_attention.lm import StochasticLlamaConfig
 from stochastic_attention.lm.sections import apply_settings, read_yaml
 from stochastic_attention.lm.train_config import changed_settings, read_config
 
@@ -143,9 +146,40 @@ def test_what_a_resumed_run_may_change(config_file, settings, told):
     assert changed_settings(old, read_config(path, settings).plain()) == told
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_configurations_that_come_with_it_are_valid(path, tmp_path):
+@pytest.fixture
+def shipped(tmp_path):
+    """shipped(name, *settings): a configuration that comes with the package, on some text."""
     text = tmp_path / "text.txt"
     text.write_text("words")
-    settings = [f"data.text={text}", "data.validation=0.1"] if "FILE" in path.read_text() else []
-    assert read_config(path, settings).plain()["model"]
+
+    def shipped(name, *settings):
+        path = CONFIGS / f"{name}.yaml"
+        on_text = [f"data.text={text}", "data.validation=0.1"] if "text: null" in path.read_text() else []
+        return read_config(path, [*on_text, *settings])
+
+    return shipped
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+def test_the_configurations_that_come_with_it_divide_their_batches(shipped, name):
+    training = shipped(name).training
+    micro, steps = training.micro_batches(1 if training.parallel == "none" else 8)
+    assert micro * steps * (1 if training.parallel == "none" else 8) == training.rows
+
+
+@pytest.mark.parametrize("name", ["360m", "100m", "books"])
+@pytest.mark.parametrize("attention", ["full", "swa", "sa", "gated"])
+def test_a_configuration_says_how_many_parameters_it_has(shipped, name, attention):
+    config = shipped(name, f"model.layer_attention={attention}")
+    learned = {"vocab_size": config.tokenizer.train.vocab_size} if config.tokenizer.train else {}
+    fields = learned | {key: value for key, value in config.model.items() if key != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(StochasticLlamaConfig(**fields))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{count:,}" in (CONFIGS / f"{name}.yaml").read_text()
+
+
+def test_the_steps_of_the_large_run_are_those_that_its_file_says(shipped):
+    training = shipped("360m").training
+    assert f"{training.total_steps:,} steps" in (CONFIGS / "360m.yaml").read_text()
+    assert training.rows == 256
