@@ -13,6 +13,7 @@ from types import ModuleType
 COMMANDS = {
     "compare": ".commands.compare",
     "generate": ".commands.generate",
+    "eval": ".commands.eval",
     "bench": ".commands.bench",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
@@ -30,6 +31,7 @@ _EXTRAS = {
     "datasets": "evaluation",
     "matplotlib": "evaluation",
     "tqdm": "evaluation",
+    "lm_eval": "harness",
     "numpy": "analysis",
     "scipy": "analysis",
     "igraph": "analysis",
