@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": ".commands.compare",
     "generate": ".commands.generate",
     "eval": ".commands.eval",
+    "perplexity": ".commands.perplexity",
     "bench": ".commands.bench",
     "backends": ".commands.backends",
     "reach": ".commands.reach",

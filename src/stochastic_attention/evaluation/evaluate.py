@@ -19,7 +19,7 @@ from lm_eval.evaluator import evaluate as run_harness
 
 from .. import __version__
 from ..hf import set_step
-from ..hf.plan import NAME, check_swappable, read
+from ..hf.plan import check_swappable
 from ..lm.text import digest
 from ..models import LanguageModel, check_model, load_model, weights_digest
 from ..ops.backends import backend_names
@@ -28,12 +28,14 @@ from ..ops.validation import check_choice, check_count, check_device
 from ..records import Estimate
 from .budget import Match, Queries
 from .compare import DTYPES
+from .draws import has_chance
 from .eval_tasks import Source, check_names, find_sources, load_task, task_manager
 from .harness import SwappedLM
 from .journal import Journal
 from .methods import METHODS, check_methods
 from .prefill import attending
 from .requests import Profile
+from .tasks.base import ratio_perplexity
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -163,7 +165,7 @@ def _run(task: Task, settings: Settings, language: LanguageModel, batch_size: in
     """The task under every draw."""
     lm = _silently(SwappedLM, language, batch_size)
     if settings.method is None:
-        for step in range(settings.seeds) if _has_chance(language) else (None,):
+        for step in range(settings.seeds) if has_chance(language) else (None,):
             if step is not None:
                 set_step(language.model, step)
             yield _timed(task, settings, lm, seed=step)
@@ -206,21 +208,19 @@ def _metrics(task: Task, found: Mapping[str, Any]) -> dict[str, Estimate]:
         stderr = facts.get(f"{metric}_stderr,{filtered}")
         if not isinstance(stderr, float):
             rows = [sample[metric] for sample in samples if sample["filter"] == filtered]
-            stderr = _ratio_stderr(task.aggregation()[metric], float(value), rows)  # type: ignore[index]
+            stderr = _ratio_stderr(task.aggregation()[metric], rows)  # type: ignore[index]
         label = metric if filtered == "none" else key
         estimates[label] = Estimate(float(value), stderr, found["n-samples"][name]["effective"])
     return estimates
 
 
-def _ratio_stderr(aggregation: Callable[..., float], value: float, rows: Sequence[Any]) -> float | None:
-    """Of a metric that the harness makes from (log likelihood, weight) pairs, by the delta method; None for others."""
-    scales = {weighted_perplexity: value, bits_per_byte: 1 / math.log(2)}
-    if aggregation not in scales or len(rows) < 2:
+def _ratio_stderr(aggregation: Callable[..., float], rows: Sequence[Any]) -> float | None:
+    """Of a metric that the harness makes from (log likelihood, weight) pairs; None for others."""
+    if aggregation not in (weighted_perplexity, bits_per_byte) or len(rows) < 2:
         return None
-    n, total = len(rows), math.fsum(weight for _, weight in rows)
-    rate = math.fsum(score for score, _ in rows) / total
-    residuals = math.fsum((score - rate * weight) ** 2 for score, weight in rows) / (n - 1)
-    return scales[aggregation] * math.sqrt(residuals * n) / total
+    estimate = ratio_perplexity([-score for score, _ in rows], [weight for _, weight in rows])
+    assert estimate.stderr is not None
+    return estimate.stderr if aggregation is weighted_perplexity else estimate.stderr / estimate.value / math.log(2)
 
 
 class _Lengths(SwappedLM):
@@ -256,11 +256,6 @@ def _profile(task: Task, settings: Settings, language: LanguageModel) -> Profile
 def _silently(kind: type[Model], language: LanguageModel, batch_size: int) -> Model:
     with _quiet():
         return kind(pretrained=language.model, tokenizer=language.tokenizer, batch_size=batch_size)  # type: ignore[call-arg]
-
-
-def _has_chance(language: LanguageModel) -> bool:
-    config = language.model.config
-    return config._attn_implementation == NAME and any(plan.pattern.is_random for plan in read(config).layers.values())
 
 
 @contextmanager
