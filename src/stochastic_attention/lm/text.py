@@ -12,7 +12,7 @@ SEPARATOR = "\x1e"
 # The text that comes with the package, see data/README.md there.
 EMBEDDED = "embedded"
 # Characters after which a long document is cut, at the next line end, to be read and tokenised in bounded memory.
-_PIECE = 1 << 20
+_PIECE = 1 << 16
 
 
 def text_path(name: str) -> Path:
