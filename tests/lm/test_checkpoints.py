@@ -59,6 +59,8 @@ def test_room_is_looked_for_first(tmp_path, monkeypatch, has_one, free, needed):
         (OSError(errno.EACCES, "denied"), False),
         (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"), True),
         (RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 73792 vs 73684"), True),
+        (Exception("No space left on device (os error 28)"), True),
         (RuntimeError("shape mismatch"), False),
     ],
 )

@@ -12,6 +12,8 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -20,14 +22,15 @@ _SLACK = 16 << 20
 
 
 class DiskFullError(OSError):
-    """A checkpoint found no room. Those before it are complete."""
+    """A checkpoint, or the model at the end, found no room. The checkpoints before are complete."""
 
-    def __init__(self, folder: Path, needed: int, free: int) -> None:
-        """`needed`, `free`: bytes."""
+    def __init__(self, what: str, folder: Path, needed: int) -> None:
+        """`what` needs about so many bytes; `folder` holds the checkpoints."""
+        free = shutil.disk_usage(folder).free
         newest = newest_checkpoint(folder)
         kept = f"the last complete one is {newest}" if newest else "there is none before it"
         super().__init__(
-            errno.ENOSPC, f"no room for a checkpoint: {needed} bytes are needed, {free} are free; {kept}", str(folder)
+            errno.ENOSPC, f"no room for {what}: {needed} bytes are needed, {free} are free; {kept}", str(folder)
         )
 
 
@@ -63,16 +66,28 @@ def check_room(folder: Path, tensors: int) -> None:
     """Raise DiskFullError unless there is room for a checkpoint: what the last one took, or else `tensors` bytes."""
     newest = newest_checkpoint(folder)
     taken = tensors if newest is None else sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
-    free = shutil.disk_usage(folder).free
-    if free < taken + _SLACK:
-        raise DiskFullError(folder, taken + _SLACK, free)
+    if shutil.disk_usage(folder).free < taken + _SLACK:
+        raise DiskFullError("a checkpoint", folder, taken + _SLACK)
+
+
+@contextmanager
+def telling_of_a_full_disk(what: str, folder: Path, needed: int) -> Iterator[None]:
+    """Raise DiskFullError for whatever a library raises within that cannot write `what`."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        full = DiskFullError(what, folder, needed)
+        clear_unfinished(folder)
+        raise full from error
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error of a library that writes tensors says so; torch and safetensors do not raise OSError."""
+    """Whether an error says so. torch, safetensors and tokenizers raise no OSError, torch no word of the disk."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "No space left" in str(error) or "file write failed" in str(error)
+    return any(words in str(error) for words in ("No space left", "file write failed", "unexpected pos"))
 
 
 def finish(folder: Path, step: int, keep: int) -> Path:

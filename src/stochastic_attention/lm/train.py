@@ -28,7 +28,7 @@ from ..hf import RoutingStep
 from ..hf.plan import NAME
 from ..records import Environment, Record, write_text
 from .callbacks import NotFiniteError, RunLog, StopOnSignal, StopSignals
-from .checkpoints import clear_unfinished, newest_checkpoint, step_of
+from .checkpoints import clear_unfinished, newest_checkpoint, step_of, telling_of_a_full_disk
 from .data import open_data
 from .flops import attended_keys, device_peak, flops_per_token
 from .setup import make_model_config, training_arguments
@@ -174,7 +174,9 @@ def _is_finished(output: Path, steps: int) -> bool:
 def _save_model(trainer: StochasticTrainer, folder: Path) -> None:
     """Model and tokenizer in Hugging Face form, whole or not at all."""
     aside = folder.with_name(f".{folder.name}")
-    trainer.save_model(str(aside))
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in trainer.model.parameters())  # type: ignore[union-attr]
+    with telling_of_a_full_disk("the model", trainer.folder, needed):
+        trainer.save_model(str(aside))
     if trainer.args.should_save:
         (aside / "training_args.bin").unlink()  # a pickle, and of no use to who loads the model
         shutil.rmtree(folder, ignore_errors=True)

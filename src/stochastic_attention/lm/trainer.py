@@ -6,19 +6,17 @@ processes and the size of micro-batches; only sums are formed in another order.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 
-from .checkpoints import DiskFullError, check_room, clear_unfinished, finish, is_disk_full, unfinished
+from .checkpoints import check_room, clear_unfinished, finish, telling_of_a_full_disk, unfinished
 from .data import Data
 from .rows import IGNORED, PackedRows, Row
 from .train_config import TrainingConfig
@@ -127,7 +125,7 @@ class StochasticTrainer(Trainer):
             clear_unfinished(self.folder)
             check_room(self.folder, needed)
         self._wait()
-        try:
+        with telling_of_a_full_disk("a checkpoint", self.folder, needed):
             super()._save_checkpoint(model, trial)
             if self.args.should_save and not isinstance(self.data.train, PackedRows):
                 state = self.data.train.state_dict(step * self.training.rows)
@@ -135,12 +133,6 @@ class StochasticTrainer(Trainer):
             self._wait()
             if self.args.should_save:
                 finish(self.folder, step, self.training.keep)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            if not is_disk_full(error):
-                raise
-            full = DiskFullError(self.folder, needed, shutil.disk_usage(self.folder).free)
-            clear_unfinished(self.folder)
-            raise full from error
         self._wait()
 
     def _wait(self) -> None:
