@@ -216,7 +216,7 @@ def test_an_output_of_another_run_is_refused(run):
     run()
     with pytest.raises(ValueError, match=r"training.learning_rate was 0.01, now 0.02\); choose another output"):
         run("run", "training.learning_rate=0.02")
-    with pytest.raises(ValueError, match="holds a run already, which --no-resume must not touch"):
+    with pytest.raises(ValueError, match="holds a run, which --no-resume must not touch"):
         run(resume=False)
 
 
@@ -357,11 +357,12 @@ def test_a_model_that_cannot_be_is_told_by_its_field(config_file, bytes_tokenize
         ("ddp", "3", "must be a multiple of the number of processes, got 3"),
     ],
 )
-def test_a_launch_that_is_not_what_was_asked_for_is_refused(run, monkeypatch, parallel, processes, told):
+def test_a_launch_that_is_not_what_was_asked_for_is_refused(run, tmp_path, monkeypatch, parallel, processes, told):
     if processes:
         monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(ValueError, match=told):
         run("run", f"training.parallel={parallel}")
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_the_command_says_how_a_run_ended(config_file, at_step, tmp_path, capsys):

@@ -90,9 +90,6 @@ def train(
         cache_dir=cache,
     )
     data.train.require(training.total_steps * training.rows)
-    if is_first:
-        clear_unfinished(checkpoint_folder)
-        write_text(output / "config.yaml", yaml.safe_dump(config.plain(), sort_keys=False))
     checkpoint = newest_checkpoint(checkpoint_folder)
     begun = 0 if checkpoint is None else step_of(checkpoint)
 
@@ -122,6 +119,9 @@ def train(
             )
         model.config.use_cache = True  # for who loads it; the Trainer turns it off, and batches ask for none
         trainer.resume_from(checkpoint, begun)
+        if is_first:  # nothing before this point leaves a run behind
+            clear_unfinished(checkpoint_folder)
+            write_text(output / "config.yaml", yaml.safe_dump(config.plain(), sort_keys=False))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except NotFiniteError as error:
@@ -156,9 +156,7 @@ def _check_output(config: TrainConfig, output: Path, resume: bool) -> None:
         output.mkdir(parents=True, exist_ok=True)
         return
     if not resume:
-        raise ValueError(
-            f"output {output} holds a run already, which --no-resume must not touch; choose another output"
-        )
+        raise ValueError(f"output {output} holds a run, which --no-resume must not touch; choose another output")
     changed = changed_settings(yaml.safe_load(kept.read_text(encoding="utf-8")), config.plain())
     if changed:
         raise ValueError(
