@@ -47,11 +47,17 @@ GENERATE_OPTIONS = {
     "--backend": None,
 }
 
+TRAIN_OPTIONS = {"--config": "run.yaml", "--set": [], "--output": None, "--resume": True, "--cache": None}
+
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
-    [(["compare"], COMPARE_OPTIONS), (["generate", "--prompt", "x"], GENERATE_OPTIONS)],
-    ids=["compare", "generate"],
+    [
+        (["compare"], COMPARE_OPTIONS),
+        (["generate", "--prompt", "x"], GENERATE_OPTIONS),
+        (["train", "--config", "run.yaml"], TRAIN_OPTIONS),
+    ],
+    ids=["compare", "generate", "train"],
 )
 def test_the_options_are_these(arguments, options):
     args = vars(cli.build_parser().parse_args(arguments))
