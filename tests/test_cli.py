@@ -72,7 +72,7 @@ PERPLEXITY_OPTIONS = {
     "--windows": None,
     "--draws": 1,
     "--batch-tokens": 4096,
-    "--output": "results/losses",
+    "--output": "results/perplexity",
     "--device": "cpu",
     "--dtype": "float32",
 }
