@@ -280,6 +280,7 @@ def _quiet() -> Iterator[None]:
 def _config(settings: Settings, sources: Mapping[str, Source]) -> dict[str, Any]:
     """All that the figures depend on."""
     facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+    del facts["offline"]
     return {
         **facts,
         "sources": {name: source.words for name, source in sources.items()},
