@@ -34,6 +34,7 @@ LEVELS = [
     "lm",
     "evaluation",
     "benchmark",
+    "reports",
     "commands",
     "cli",
 ]

@@ -22,6 +22,7 @@ COMMANDS = {
     "estimator": ".commands.estimator",
     "graph": ".commands.graph",
     "compare-graphs": ".commands.compare_graphs",
+    "report": ".commands.report",
 }
 
 # Third-party module -> the extra that brings it.
