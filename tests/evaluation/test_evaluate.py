@@ -185,6 +185,19 @@ def test_rolling_perplexity_scores_every_token_once_with_an_error_over_pages(run
     assert perplexity.stderr == pytest.approx(perplexity.value * bits.stderr * math.log(2), rel=1e-6)
 
 
+def test_longer_texts_roll_in_windows_of_the_length_asked_for(run, monkeypatch):
+    lengths = set()
+    real = harness.SwappedLM._model_call
+
+    def noted(lm, inputs, *rest, **named):
+        lengths.add(inputs.shape[1])
+        return real(lm, inputs, *rest, **named)
+
+    monkeypatch.setattr(harness.SwappedLM, "_model_call", noted)
+    run(tasks=("wikitext",), length=16)
+    assert max(lengths) == 16
+
+
 @pytest.mark.parametrize("settings", [{}, {"method": "union", "budget": 8}], ids=["plain", "union"])
 def test_no_figure_moves_with_the_batch_size(run, settings):
     one, five = (run(f"out{size}", size, tasks=("lambada_openai", "wikitext"), **settings) for size in (1, 5))
@@ -263,6 +276,8 @@ def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
         ({"backend": "reference"}, "backend must be given with a method"),
         ({"limit": 0}, "limit must be an integer >= 1, got 0"),
         ({"seeds": 0}, "seeds must be"),
+        ({"length": 0}, "length must be an integer >= 1, got 0"),
+        ({"length": 513}, "length must fit the model's 512 positions, got 513"),
         ({"model": "./nowhere"}, "model must be a hub name, an existing folder"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from stochastic_attention.lm import token_file as token_files
 from stochastic_attention.lm.data import DataConfig, DataExhausted, open_data
 from stochastic_attention.lm.rows import IGNORED
-from stochastic_attention.lm.text import pieces, text_path
+from stochastic_attention.lm.text import documents, pieces, text_path
 from stochastic_attention.lm.token_file import Encoder, token_file
 
 SENTENCE = "the old house stood by the river and nobody knew who had built it"
@@ -289,7 +289,7 @@ class TestText:
             opened(write(*documents))
 
     def test_the_embedded_text_is_two_novels(self):
-        first, second = (piece for piece, _ in pieces(text_path("embedded")))
+        first, second = documents(text_path("embedded"))
         assert "MR. SHERLOCK HOLMES" in first
         assert "The Time Traveller (for so it will be convenient to speak of him)" in second
         assert 400_000 < len(first) + len(second) < 450_000
@@ -317,6 +317,7 @@ class TestText:
         ({"dataset": {"subset": "x"}}, "data.dataset must have a name .*got no name"),
         ({"dataset": {"name": "x", "colum": "t"}}, "data.dataset .*may have subset, split, column, .*got colum"),
         ({"dataset": {"name": 3}}, "data.dataset.name must be text, got 3"),
+        ({"dataset": {"name": "json", "files": 3}}, "data.dataset.files must be a path or a list of paths, got 3"),
         ({"dataset": {"name": "x", "streaming": "yes"}}, "data.dataset.streaming must be True or False, got 'yes'"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_split_is_held_out(opened, files, spell, streaming, rows, found):
     [
         ({"column": "body"}, "data.dataset.column must be a column of json .*has id, text, got 'body'"),
         ({"files": "nowhere.jsonl"}, "data.dataset cannot be opened, json nowhere.jsonl, split 'train'"),
-        ({"column": "id"}, "data.dataset.column must hold text, got 0 in row 0 of column 'id'"),
+        ({"column": "id"}, "data.dataset.column must hold text, got 0 in column 'id'"),
     ],
 )
 def test_what_a_set_lacks_is_named(opened, streaming, dataset, message):

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=1, help="draws of random orders: of the method, or of the model's own layers"
     )
     parser.add_argument("--limit", type=int, help="rows of each task, from the first; by default all")
+    parser.add_argument("--length", type=int, help="most tokens of a window; by default the model's own")
     parser.add_argument("--data", type=Path, help="folder with lambada_openai.jsonl, wikitext2_test.raw, arc_*")
     parser.add_argument("--offline", action="store_true", help="touch no network: rows and model are on this machine")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch; no score depends on it")
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         match=args.match,
         seeds=args.seeds,
         limit=args.limit,
+        length=args.length,
         data=args.data,
         offline=args.offline,
         device=args.device,

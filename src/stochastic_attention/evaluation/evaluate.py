@@ -56,6 +56,8 @@ class Settings:
         seeds: draws of what is random: routing seeds of the method, or routing steps, 0 and up, of a model that has
             stochastic layers itself.
         limit: rows of each task, from the first, None for all.
+        length: most tokens of a window; longer texts are cut, at the left or into rolling windows. None: the model's
+            own.
         data: a folder with the rows of tasks.
         offline: whether rows may only come from this machine.
     """
@@ -67,6 +69,7 @@ class Settings:
     match: Match = "w_scored"
     seeds: int = 1
     limit: int | None = None
+    length: int | None = None
     data: Path | None = None
     offline: bool = False
     device: str = "cpu"
@@ -87,7 +90,7 @@ class Settings:
             check_choice("backend", self.backend, backend_names())
             if self.method is None:
                 raise ValueError("backend must be given with a method, which it runs, got none")
-        for name in ("budget", "limit"):
+        for name in ("budget", "limit", "length"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), minimum=1)
         check_count("seeds", self.seeds, minimum=1)
@@ -163,7 +166,9 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int = 8) -> Outcom
 
 def _run(task: Task, settings: Settings, language: LanguageModel, batch_size: int) -> Iterator[Result]:
     """The task under every draw."""
-    lm = _silently(SwappedLM, language, batch_size)
+    if settings.length is not None and language.longest is not None and settings.length > language.longest:
+        raise ValueError(f"length must fit the model's {language.longest} positions, got {settings.length}")
+    lm = _silently(SwappedLM, language, settings, batch_size)
     if settings.method is None:
         for step in range(settings.seeds) if has_chance(language) else (None,):
             if step is not None:
@@ -241,7 +246,7 @@ class _Lengths(SwappedLM):
 
 
 def _profile(task: Task, settings: Settings, language: LanguageModel) -> Profile:
-    lm = _silently(_Lengths, language, 1)
+    lm = _silently(_Lengths, language, settings, 1)
     lm.lengths = Profile()
     task.build_all_requests(limit=settings.limit, rank=0, world_size=1)
     for instance in task.instances:
@@ -253,9 +258,10 @@ def _profile(task: Task, settings: Settings, language: LanguageModel) -> Profile
     return lm.lengths
 
 
-def _silently(kind: type[Model], language: LanguageModel, batch_size: int) -> Model:
+def _silently(kind: type[Model], language: LanguageModel, settings: Settings, batch_size: int) -> Model:
     with _quiet():
-        return kind(pretrained=language.model, tokenizer=language.tokenizer, batch_size=batch_size)  # type: ignore[call-arg]
+        options: Any = {"batch_size": batch_size, "max_length": settings.length}
+        return kind(pretrained=language.model, tokenizer=language.tokenizer, **options)  # type: ignore[call-arg]
 
 
 @contextmanager
@@ -274,6 +280,7 @@ def _quiet() -> Iterator[None]:
 def _config(settings: Settings, sources: Mapping[str, Source]) -> dict[str, Any]:
     """All that the figures depend on."""
     facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+    del facts["offline"]
     return {
         **facts,
         "sources": {name: source.words for name, source in sources.items()},

@@ -26,7 +26,7 @@ from .draws import has_chance
 from .journal import Journal
 from .token_losses import POSITION, REPEAT, Bucket, Window, buckets, cut, token_losses
 
-X_LABEL = "tokens"
+X_LABEL = "tokens before it, or since its earlier copy"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ No code of a data set is ever run: `datasets` refuses sets that are scripts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..ops.validation import check_flag
@@ -39,15 +39,15 @@ class HubSet:
 
     def __post_init__(self) -> None:
         """Check the types: settings come from files."""
-        if isinstance(self.files, (str, list)):
-            object.__setattr__(self, "files", (self.files,) if isinstance(self.files, str) else tuple(self.files))
         check_flag("data.dataset.streaming", self.streaming)
-        for name, value in asdict(self).items():
-            optional = name in ("subset", "revision")
-            texts = (
-                value if name == "files" else () if name == "streaming" or (optional and value is None) else (value,)
-            )
-            if not all(isinstance(text, str) and text for text in texts):
+        files = (self.files,) if isinstance(self.files, str) else self.files
+        if not isinstance(files, (list, tuple)) or not all(isinstance(file, str) for file in files):
+            raise ValueError(f"data.dataset.files must be a path or a list of paths, got {files!r}")
+        object.__setattr__(self, "files", tuple(files))
+        for name in ("name", "subset", "split", "column", "revision"):
+            value = getattr(self, name)
+            is_optional = name in ("subset", "revision")
+            if not (isinstance(value, str) and value) and not (is_optional and value is None):
                 raise ValueError(f"data.dataset.{name} must be text, got {value!r}")
 
     def __str__(self) -> str:
@@ -62,7 +62,6 @@ def open_set(wanted: HubSet, split: str) -> Dataset | IterableDataset:
     Raises:
         ValueError: there is no such set, split or column, or the hub is out of reach.
     """
-
     from datasets import load_dataset
 
     options: dict[str, Any] = {"revision": wanted.revision} if wanted.revision else {}
@@ -90,9 +89,9 @@ def texts(rows: Iterable[Mapping[str, Any]], column: str) -> Iterator[tuple[str,
     Raises:
         ValueError: a row holds something else than text.
     """
-    for number, row in enumerate(rows):
+    for row in rows:
         text = row[column]
         if not isinstance(text, str):
-            raise ValueError(f"data.dataset.column must hold text, got {text!r} in row {number} of column {column!r}")
+            raise ValueError(f"data.dataset.column must hold text, got {text!r} in column {column!r}")
         if text.strip():
             yield text, True

@@ -116,19 +116,21 @@ class StreamedRows(IterableDataset[Row]):
             for document, _, _ in self._encoder.encode(texts(rows, self._column)):
                 starts.append(len(tokens))
                 tokens += document
-            while len(tokens) >= self._length:
-                yield self._row(tokens, starts)
-                tokens, starts = tokens[self._length :], [at - self._length for at in starts if at >= self._length]
+            whole = len(tokens) // self._length * self._length
+            for begin in range(0, whole, self._length):
+                yield self._row(tokens, starts, begin)
+            tokens, starts = tokens[whole:], [start - whole for start in starts if start >= whole]
             if self._given >= self._places[-1].row + _EVERY:
                 here = replace(place, row=self._given, source=source.state_dict(), tokens=tokens, starts=starts)
                 self._places.append(copy.deepcopy(here))
         if tokens:
-            yield self._row(tokens, starts)
+            yield self._row(tokens, starts, 0)
 
-    def _row(self, tokens: list[int], starts: list[int]) -> Row:
+    def _row(self, tokens: list[int], starts: list[int], begin: int) -> Row:
+        end = begin + self._length
         return make_row(
-            np.asarray(tokens[: self._length]),
-            np.asarray([at for at in starts if at < self._length], dtype=np.int64),
+            np.asarray(tokens[begin:end]),
+            np.asarray([start - begin for start in starts if begin <= start < end], dtype=np.int64),
             length=self._length,
             filler=self._encoder.end,
             is_isolated=self._is_isolated,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Part of every key: a change of what the files mean must not read old ones.
-_FORMAT = 1
+_FORMAT = 2
 # Characters that are tokenised in one call; a fast tokenizer works on the pieces of a call in parallel.
 _CALL = 1 << 20
 
