@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from stochastic_attention import backend_names, benchmark, cli
+from stochastic_attention import backend_names, cli
+from stochastic_attention.benchmark import oracle, workloads
+from stochastic_attention.benchmark.memory import measure_memory
+from stochastic_attention.benchmark.oracle import check_against_oracle, check_decoding_against_oracle
+from stochastic_attention.benchmark.workloads import METHODS, Workload, patterns_of
 from stochastic_attention.records import Record
 
 SMALL = ["--heads", "2", "--head-dim", "8", "--window", "8", "--repeats", "1"]
@@ -11,7 +15,7 @@ SMALL = ["--heads", "2", "--head-dim", "8", "--window", "8", "--repeats", "1"]
 
 def test_every_pattern_is_measured_at_every_length_both_ways(tmp_path, capsys):
     lengths, passes = (64, 130), ("forward", "backward")
-    names = ",".join(benchmark.PATTERNS)
+    names = ",".join(METHODS)
     options = [
         "--patterns",
         names,
@@ -25,34 +29,34 @@ def test_every_pattern_is_measured_at_every_length_both_ways(tmp_path, capsys):
     assert cli.main(["bench", *SMALL, *map(str, options)]) == 0
     speed = Record.load(tmp_path / "b.json").results["speed"]
     got = [(line["length"], line["backward"], line["pattern"]) for line in speed]
-    assert got == [(n, which == "backward", name) for n in lengths for which in passes for name in benchmark.PATTERNS]
+    assert got == [(n, which == "backward", name) for n in lengths for which in passes for name in METHODS]
     for line in speed:
         assert line["speedup"] == pytest.approx(line["full_seconds"] / line["seconds"])
         if line["pattern"] != "moba":  # which has no mask
-            pairs = benchmark.PATTERNS[line["pattern"]](8).dense_mask(line["length"])
-            assert line["limit"] == pytest.approx(line["length"] * (line["length"] + 1) / 2 / int(pairs.sum()))
+            pairs = sum(int(p.dense_mask(line["length"]).sum()) for p in patterns_of(line["pattern"], 8))
+            assert line["limit"] == pytest.approx(line["length"] * (line["length"] + 1) / 2 / pairs)
     assert f"{speed[-1]['speedup']:.2f}x" in capsys.readouterr().out
 
 
 def test_a_step_of_decoding_is_measured(tmp_path, capsys):
-    names = ",".join(benchmark.PATTERNS)
+    names = ",".join(METHODS)
     options = ["--patterns", names, "--lengths", "64,130", "--passes", "decode", "--output", tmp_path / "b.json"]
     assert cli.main(["bench", *SMALL, *map(str, options)]) == 0
     results = Record.load(tmp_path / "b.json").results
     got = [(line["length"], line["pattern"]) for line in results["decode"]]
-    assert got == [(n, name) for n in (64, 130) for name in benchmark.PATTERNS]
+    assert got == [(n, name) for n in (64, 130) for name in METHODS]
     assert results["speed"] == []
     for line in results["decode"]:
         assert line["speedup"] == pytest.approx(line["full_seconds"] / line["seconds"])
         if line["pattern"] != "moba":
-            keys = benchmark.PATTERNS[line["pattern"]](8).dense_mask(line["length"])[0, -1].sum()
-            assert line["limit"] == pytest.approx(line["length"] / int(keys))
+            keys = sum(int(p.dense_mask(line["length"])[0, -1].sum()) for p in patterns_of(line["pattern"], 8))
+            assert line["limit"] == pytest.approx(line["length"] / keys)
     assert f"{results['decode'][-1]['speedup']:.2f}x" in capsys.readouterr().out
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
-    workload = benchmark.Workload(length=4096, heads=2, head_dim=16, window=16, device="cpu", dtype="float32")
-    memory = benchmark.measure_memory("sliding", workload, backward=True, backend=None)
+    workload = Workload(length=4096, heads=2, head_dim=16, window=16, device="cpu", dtype="float32")
+    memory = measure_memory("sliding", workload, backward=True, backend=None)
     inputs = 4 * 2 * 4096 * 16
     # At least the output and the three gradients; far below the 128 MiB of a table of all pairs.
     assert 4 * inputs <= memory.extra_bytes < 4 * 2 * 4096**2
@@ -60,22 +64,22 @@ def test_memory_is_measured_in_a_process_of_its_own():
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
     def wrong(*inputs, backend=None, **options):
-        return benchmark_attention(*inputs, backend=backend, **options) * (1.0 if backend == "reference" else 1.01)
+        return right(*inputs, backend=backend, **options) * (1.0 if backend == "reference" else 1.01)
 
-    benchmark_attention = benchmark.attention
-    monkeypatch.setattr(benchmark, "attention", wrong)
-    workload = benchmark.Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype="float32")
+    right = workloads.attention
+    monkeypatch.setattr(workloads, "attention", wrong)
+    workload = Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype="float32")
     with pytest.raises(RuntimeError, match="block: out is off the oracle"):
-        benchmark.check_against_oracle(["block"], workload, None)
+        check_against_oracle(["block"], workload, None)
     with pytest.raises(RuntimeError, match="block: out is off the oracle"):
-        benchmark.check_decoding_against_oracle(["block"], workload, None)
+        check_decoding_against_oracle(["block"], workload, None)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
 def test_the_gate_lets_rounding_pass(dtype):
-    workload = benchmark.Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype=dtype)
-    benchmark.check_against_oracle(benchmark.PATTERNS, workload, "blocked")
-    benchmark.check_decoding_against_oracle(benchmark.PATTERNS, workload, None)
+    workload = Workload(length=64, heads=2, head_dim=8, window=8, device="cpu", dtype=dtype)
+    check_against_oracle(METHODS, workload, "blocked")
+    check_decoding_against_oracle(METHODS, workload, None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ COMMANDS = {
     "compare": ".commands.compare",
     "generate": ".commands.generate",
     "bench": ".commands.bench",
+    "check": ".commands.check",
+    "predict": ".commands.predict",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
     "mixing": ".commands.mixing",

@@ -10,16 +10,16 @@ Shapes: B' and H' are 1 where all rows or all heads share; Nq queries, Nk keys, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import few_queries, products, triton_queries
+from . import few_queries, products
 from .call import Call
 from .merge import apply_sink
 from .plan import correction_bias
@@ -27,6 +27,7 @@ from .products import Neighbours
 from .rank_tables import rank_table
 
 _MOST_QUERIES = 64  # beyond, queries share enough keys for sorting them once to be cheaper
+_WIDEST_ON_GPU = 256  # of a head
 _ELEMENTS_AT_ONCE = 1 << 24  # bounds what a slice of the queries gathers
 
 
@@ -50,7 +51,7 @@ def unsupported(call: Call) -> str | None:
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in the call's compute dtype; the sink is outside the lse."""
     k, v = call.k, call.v
-    if triton_queries.can_attend(k, v, call.compute_dtype):
+    if _can_run_on_gpu(call):
         pass  # it reads what there is
     elif sees_whole_past(call) or (torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)):
         # Gathered rows are cast, few as they are; gradients of a key that many queries gather are summed before.
@@ -216,7 +217,7 @@ def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, T
     """Attention of some of the queries, sinks left out."""
     q = call.q[:, :, queries]
     options = {"dtype": call.compute_dtype, "scale": call.scale, "softcap": call.softcap}
-    on_gpu = triton_queries.can_attend(call.k, call.v, call.compute_dtype)
+    on_gpu = _can_run_on_gpu(call)
     if sees_whole_past(call):
         found = _whole_past(call, queries)
     elif on_gpu and call.layout.documents is None and not _orders_all_keys(call):
@@ -225,7 +226,9 @@ def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, T
         found = neighbours(call, queries)
     # Which code runs depends on what was given, not on whether a gradient had it cast.
     if on_gpu:
-        return triton_queries.attend(q, k, v, found, scale=call.scale, softcap=call.softcap)
+        from .triton import queries as kernels
+
+        return kernels.attend(q, k, v, found, scale=call.scale, softcap=call.softcap)
     if found.slot is not None and few_queries.can_attend(call.k, call.v, call.compute_dtype):
         return _Compiled.apply(q, k, v, found, options)
     return products.attend(q, k, v, found, **options)
@@ -262,13 +265,27 @@ def _orders_all_keys(call: Call) -> bool:
     return call.pattern.kind == "stochastic" and call.pattern.scope == "sequence"
 
 
+def _can_run_on_gpu(call: Call) -> bool:
+    """Whether the kernels for CUDA devices take the call: they compute in float32, heads that fit into registers."""
+    fits = call.compute_dtype == torch.float32 and max(call.k.shape[-1], call.v.shape[-1]) <= _WIDEST_ON_GPU
+    return call.k.device.type == "cuda" and fits and _has_triton()
+
+
+@torch.compiler.assume_constant_result
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def _find_on_gpu(call: Call, queries: slice) -> Neighbours:
+    """`neighbours`, where a table alone says who is near."""
+    from .triton import queries as kernels
+
     token, table, levels, heads = call.layout.query_token[:, queries], None, 1, 1
     if call.pattern.kind == "stochastic":
         levels = _levels(call)
         table, _ = _table(call, call.pattern.reach, levels)
         heads = table.shape[1]
-    return triton_queries.find(token, table, call.pattern, levels=levels, heads=heads, keys=call.layout.keys)
+    return kernels.find(token, table, call.pattern, levels=levels, heads=heads, keys=call.layout.keys)
 
 
 def _whole_past(call: Call, queries: slice) -> Neighbours:

@@ -1,9 +1,10 @@
 # ruff: noqa: ANN001, ANN201, ANN202, N803 - what a kernel is given has no Python type, and its constants are capitals
 """Triton kernels of few queries: keys are looked up, read where they lie, split over programs, and the parts merged.
 
-`find_columns` is `gather.neighbours` in one launch. `attend_part` gives each program one key/value head, the query rows that share keys, and a run of columns; `merge_parts`
-weighs the runs by their log-sum-exp. Where runs are cut depends on the number of columns alone, and they are added in
-order, so that a query's result has the same bits in any batch and any chunk.
+`find_columns` is `gather.neighbours` in one launch. `attend_part` gives each program one key/value head, the query rows
+that share keys, and a run of columns; `merge_parts` weighs the runs by their log-sum-exp. Where runs are cut depends on
+the number of columns alone, and they are added in order, so that a query's result has the same bits in any batch and
+any chunk.
 
 Shapes: rows T are the query heads of a group, for each query where all queries share their keys; columns C.
 """

@@ -1,4 +1,4 @@
-"""Attention of few queries on a CUDA device by Triton kernels, as an operator of PyTorch: triton/decode.py.
+"""Attention of few queries on a CUDA device, by the kernels of `decode`, as operators of PyTorch.
 
 As an operator it is opaque to compilers, so that graphs stay whole; nothing is read on the host, so that CUDA graphs
 can hold it. The backward is that of `products`.
@@ -6,33 +6,19 @@ can hold it. The backward is that of `products`.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import products
-from .pattern import Pattern
-from .products import Neighbours
+from .. import products
+from ..pattern import Pattern
+from ..products import Neighbours
+from .decode import IS_INTERPRETED, attend_part, find_columns, merge_parts
 
-_WIDEST = 256  # of a head, whose sums are held in registers
 _COLUMNS_OF_PART = 64  # the least work that is worth a program
 _MOST_PARTS = 128  # what merging them reads at once
 _ROWS = 16  # of a program: the least that matrix units take
-
-
-def can_attend(k: Tensor, v: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels may take these: on a CUDA device, computed in float32, no head too wide."""
-    fits = dtype == torch.float32 and max(k.shape[-1], v.shape[-1]) <= _WIDEST
-    return k.device.type == "cuda" and fits and _has_triton()
-
-
-@torch.compiler.assume_constant_result
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def attend(
@@ -45,10 +31,8 @@ def attend(
     return attend_few(q, k, v, found.slot, found.allowed, found.bias, scale, softcap)
 
 
-def find(
-    token: Tensor, table: Tensor | None, pattern: Pattern, *, levels: int, heads: int, keys: int
-) -> Neighbours:
-    """What `gather.neighbours` finds for queries at `token` [B', Nq] of one document, in local windows or scope "prefix".
+def find(token: Tensor, table: Tensor | None, pattern: Pattern, *, levels: int, heads: int, keys: int) -> Neighbours:
+    """What `gather.neighbours` finds for queries at `token` [B', Nq] of one document, local or of scope "prefix".
 
     A query that stands at none of the `keys` gets a row of NaN. `table` and its `levels` are those of `rank_tables`,
     None for a local window; `heads` share it.
@@ -75,22 +59,29 @@ def find_few(
     correction: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`find`; `sizes` are the columns and the pattern's window, local window and sinks."""
-    from .triton.decode import find_columns
-
     slot, allowed, bias = _empty_columns(token, sizes, heads, correction)
     batch, _, queries, columns = slot.shape
     halves = (0, 0) if table is None else table.stride()[:2]
     block = 128
-    find_columns[(-(-columns // block), batch * heads * queries)](
-        token, table, slot, allowed.view(torch.uint8), bias, *token.stride(), *halves, heads, queries, keys, *sizes,
-        correction, RANDOM=table is not None, IN_BLOCKS=in_blocks, HAS_BIAS=correction > 0, LEVELS=levels, BLOCK_C=block,
-    )  # fmt: skip
+    with torch.cuda.device_of(token):
+        find_columns[(-(-columns // block), batch * heads * queries)](
+            token, table, slot, allowed.view(torch.uint8), bias, *token.stride(), *halves, heads, queries, keys, *sizes,
+            correction, RANDOM=table is not None, IN_BLOCKS=in_blocks, HAS_BIAS=correction > 0, LEVELS=levels,
+            BLOCK_C=block,
+        )  # fmt: skip
     return slot, allowed, bias
 
 
 @find_few.register_fake
 def _(
-    token: Tensor, table: Tensor | None, sizes: list[int], levels: int, heads: int, keys: int, in_blocks: bool, correction: float
+    token: Tensor,
+    table: Tensor | None,
+    sizes: list[int],
+    levels: int,
+    heads: int,
+    keys: int,
+    in_blocks: bool,
+    correction: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     del table, levels, keys, in_blocks
     return _empty_columns(token, sizes, heads, correction)
@@ -115,8 +106,6 @@ def attend_few(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """`attend`, its `found` spelled out."""
-    from .triton.decode import IS_INTERPRETED, attend_part, merge_parts
-
     batch, kv_heads, _, dim = k.shape
     heads, queries, dim_v, columns = q.shape[1], q.shape[2], v.shape[-1], allowed.shape[-1]
     group = heads // kv_heads
@@ -132,23 +121,25 @@ def attend_few(
     parts = min(_MOST_PARTS, -(-columns // _COLUMNS_OF_PART))
     columns_of_part = -(-columns // (parts * block_c)) * block_c
     parts = -(-columns // columns_of_part)
+    orders = (x if n > 1 else 0 for n, x in zip(allowed.shape[:2], allowed.stride()[:2], strict=True))
     rows = group * queries if slot is None else group
     sets = 1 if slot is None else queries
 
     part_out = torch.empty(batch, heads, queries, parts, dim_v, dtype=torch.float32, device=q.device)
     part_lse = torch.empty(batch, heads, queries, parts, dtype=torch.float32, device=q.device)
-    attend_part[(sets * -(-rows // _ROWS), batch * kv_heads, parts)](
-        q, k, v, slot, allowed.view(torch.uint8), bias, part_out, part_lse,
-        *q.stride(), *k.stride(), *v.stride(), *(x if n > 1 else 0 for n, x in zip(allowed.shape, allowed.stride()[:2])),
-        kv_heads, queries, k.shape[2], columns, columns_of_part, scale, softcap or 1.0,
-        GROUP=group, DIM=dim, DIM_V=dim_v, BLOCK_T=_ROWS, BLOCK_C=block_c, BLOCK_D=block_d, BLOCK_V=block_v,
-        SHARED=slot is None, HAS_BIAS=bias is not None, HAS_SOFTCAP=softcap is not None, IN_FLOAT32=in_float32,
-    )  # fmt: skip
     out = torch.empty(batch, heads, queries, dim_v, dtype=torch.float32, device=q.device)
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
-    merge_parts[(batch * heads * queries,)](
-        part_out, part_lse, out, lse, parts, DIM_V=dim_v, BLOCK_P=_power_of_two(parts), BLOCK_V=min(64, block_v)
-    )
+    with torch.cuda.device_of(q):
+        attend_part[(sets * -(-rows // _ROWS), batch * kv_heads, parts)](
+            q, k, v, slot, allowed.view(torch.uint8), bias, part_out, part_lse,
+            *q.stride(), *k.stride(), *v.stride(), *orders,
+            kv_heads, queries, k.shape[2], columns, columns_of_part, scale, softcap or 1.0,
+            GROUP=group, DIM=dim, DIM_V=dim_v, BLOCK_T=_ROWS, BLOCK_C=block_c, BLOCK_D=block_d, BLOCK_V=block_v,
+            SHARED=slot is None, HAS_BIAS=bias is not None, HAS_SOFTCAP=softcap is not None, IN_FLOAT32=in_float32,
+        )  # fmt: skip
+        merge_parts[(batch * heads * queries,)](
+            part_out, part_lse, out, lse, parts, DIM_V=dim_v, BLOCK_P=_power_of_two(parts), BLOCK_V=min(64, block_v)
+        )
     return out, lse
 
 
