@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import blocked, cpp, gather, reference
 from .call import Call
+from .triton import backend as triton
 
 Run = Callable[[Call], tuple[Tensor, Tensor]]
 
@@ -20,6 +21,7 @@ Run = Callable[[Call], tuple[Tensor, Tensor]]
 _MODULES = {
     "gather": gather,
     "cpp": cpp,
+    "triton": triton,
     "blocked": blocked,
     "reference": reference,
 }
