@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stochastic_attention import backend_names, cli
-from stochastic_attention.benchmark import oracle, workloads
+from stochastic_attention.benchmark import workloads
 from stochastic_attention.benchmark.memory import measure_memory
 from stochastic_attention.benchmark.oracle import check_against_oracle, check_decoding_against_oracle
 from stochastic_attention.benchmark.workloads import METHODS, Workload, patterns_of

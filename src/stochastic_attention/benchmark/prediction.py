@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from ..tables import markdown
 from .counts import Counts, count
 from .sweep import Case
+from .targets import SPEEDUPS
 from .workloads import METHODS
 
 
@@ -68,8 +69,6 @@ class Prediction:
     target: float | None
 
 
-# Wanted on an H200 in bfloat16: by tokens, of the better of the two shapes, forward and also with the backward.
-TARGETS = {2048: 1.8, 8192: 8.0, 32768: 30.0}
 PREDICTED = tuple(name for name in METHODS if name != "moba")
 
 
@@ -89,7 +88,7 @@ def predict(
             counts = count(name, case, heads=heads, window=window)
             planning = _planning_seconds(case, counts, assumed)
             seconds = planning + _kernel_seconds(case, counts, assumed)
-            target = TARGETS.get(case.length) if name in ("sliding", "block") and case.direction != "decode" else None
+            target = SPEEDUPS.get(case.length) if name in ("sliding", "block") and case.direction != "decode" else None
             predictions.append(
                 Prediction(
                     name,

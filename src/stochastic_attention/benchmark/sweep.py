@@ -72,9 +72,9 @@ def sweep(
     budget: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Measure each case and append its rows to `results`, saved after each; those with rows there already are done.
+    """Measure each case and append its rows to `results`, saved after each; those with rows are done.
 
-    `measure` returns rows by kind, and the seconds of steady running that they took. With a `budget` of seconds, smaller
+    `measure` returns rows by kind, and the seconds of steady running that they took. With a `budget` of seconds, small
     cases come first, and one that would not end in time, as far as the largest of its direction tells, is left out.
     `results["cases"]` says what came of each case. A case that fails says why, and the others go on.
     """

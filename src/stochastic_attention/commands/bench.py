@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,10 +59,12 @@ def run(args: argparse.Namespace) -> int:
     from ..benchmark.ceilings import measure_ceilings
     from ..benchmark.report import by_case, case_line, panels
     from ..benchmark.sweep import cases, sweep
+    from ..benchmark.targets import against_targets
     from ..benchmark.workloads import Workload
     from ..plots import plot_panels
     from ..records import Environment, Record
 
+    begin = time.monotonic()
     lengths, head_dims = split_numbers("lengths", args.lengths), split_numbers("head_dim", args.head_dim)
     _check(args, lengths, head_dims)
     config = {key: value for key, value in vars(args).items() if key not in _NOT_CONFIG}
@@ -87,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
         return _measure(args, case, workload, predictions)
 
     todo = cases(split_list(args.passes), lengths, head_dims, tokens=args.tokens)
-    sweep(todo, measure, results, save=lambda: record.save(args.output), budget=args.budget)
+    left = None if args.budget is None else args.budget - (time.monotonic() - begin)
+    sweep(todo, measure, results, save=lambda: record.save(args.output), budget=left)
+    if args.device.startswith("cuda") and results["speed"]:
+        print(f"\n{against_targets(results, predictions.values())}")
     without = [outcome for outcome in results["cases"] if outcome["seconds"] is None]
     for outcome in without:
         print(case_line(outcome), file=sys.stderr)

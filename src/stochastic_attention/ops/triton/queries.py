@@ -15,6 +15,7 @@ from .. import products
 from ..pattern import Pattern
 from ..products import Neighbours
 from .decode import IS_INTERPRETED, attend_part, find_columns, merge_parts
+from .sizes import padded
 
 _COLUMNS_OF_PART = 64  # the least work that is worth a program
 _MOST_PARTS = 128  # what merging them reads at once
@@ -106,41 +107,82 @@ def attend_few(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
     """`attend`, its `found` spelled out."""
-    batch, kv_heads, _, dim = k.shape
+    (batch, heads, queries), dim_v = q.shape[:3], v.shape[-1]
+    grid, arguments = part_arguments(q, k, v, slot, allowed, bias, scale, softcap)
+    out = torch.empty(batch, heads, queries, dim_v, dtype=torch.float32, device=q.device)
+    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):
+        attend_part[grid](**arguments)
+        merge_parts[(lse.numel(),)](
+            arguments["part_out"], arguments["part_lse"], out, lse, grid[2],
+            DIM_V=dim_v, BLOCK_P=padded(grid[2]), BLOCK_V=min(64, padded(dim_v)),
+        )  # fmt: skip
+    return out, lse
+
+
+def part_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slot: Tensor | None,
+    allowed: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """What `attend_part` is launched with: its grid, the parts last, and its arguments by name."""
+    batch, kv_heads, keys, dim = k.shape
     heads, queries, dim_v, columns = q.shape[1], q.shape[2], v.shape[-1], allowed.shape[-1]
     group = heads // kv_heads
     allowed = (allowed if slot is None else allowed.expand_as(slot)).contiguous()
-    slot = slot if slot is None else slot.contiguous()
-    bias = bias if bias is None else bias.to(torch.float32).expand_as(allowed).contiguous()
+    order_batch, order_head = (x if n > 1 else 0 for n, x in zip(allowed.shape, allowed.stride()[:2], strict=False))
 
     in_float32 = not (q.dtype == k.dtype == v.dtype and q.dtype.itemsize == 2)
     if IS_INTERPRETED:  # it would multiply the bits of bfloat16 as integers
         in_float32 |= q.dtype == torch.bfloat16
-    block_d, block_v = (max(16, _power_of_two(x)) for x in (dim, dim_v))
+    block_d, block_v = padded(dim), padded(dim_v)
     block_c = 32 if max(block_d, block_v) <= 128 else 16
     parts = min(_MOST_PARTS, -(-columns // _COLUMNS_OF_PART))
     columns_of_part = -(-columns // (parts * block_c)) * block_c
     parts = -(-columns // columns_of_part)
-    orders = (x if n > 1 else 0 for n, x in zip(allowed.shape[:2], allowed.stride()[:2], strict=True))
-    rows = group * queries if slot is None else group
-    sets = 1 if slot is None else queries
-
-    part_out = torch.empty(batch, heads, queries, parts, dim_v, dtype=torch.float32, device=q.device)
-    part_lse = torch.empty(batch, heads, queries, parts, dtype=torch.float32, device=q.device)
-    out = torch.empty(batch, heads, queries, dim_v, dtype=torch.float32, device=q.device)
-    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):
-        attend_part[(sets * -(-rows // _ROWS), batch * kv_heads, parts)](
-            q, k, v, slot, allowed.view(torch.uint8), bias, part_out, part_lse,
-            *q.stride(), *k.stride(), *v.stride(), *orders,
-            kv_heads, queries, k.shape[2], columns, columns_of_part, scale, softcap or 1.0,
-            GROUP=group, DIM=dim, DIM_V=dim_v, BLOCK_T=_ROWS, BLOCK_C=block_c, BLOCK_D=block_d, BLOCK_V=block_v,
-            SHARED=slot is None, HAS_BIAS=bias is not None, HAS_SOFTCAP=softcap is not None, IN_FLOAT32=in_float32,
-        )  # fmt: skip
-        merge_parts[(batch * heads * queries,)](
-            part_out, part_lse, out, lse, parts, DIM_V=dim_v, BLOCK_P=_power_of_two(parts), BLOCK_V=min(64, block_v)
-        )
-    return out, lse
+    rows, sets = (group * queries, 1) if slot is None else (group, queries)
+    strides = {
+        f"{name}_{axis}": stride
+        for name, x in (("q", q), ("k", k), ("v", v))
+        for axis, stride in zip(("batch", "head", "row", "dim"), x.stride(), strict=True)
+    }
+    arguments = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "slot": None if slot is None else slot.contiguous(),
+        "allowed": allowed.view(torch.uint8),
+        "bias": None if bias is None else bias.to(torch.float32).expand_as(allowed).contiguous(),
+        "part_out": torch.empty(batch, heads, queries, parts, dim_v, dtype=torch.float32, device=q.device),
+        "part_lse": torch.empty(batch, heads, queries, parts, dtype=torch.float32, device=q.device),
+        **strides,
+        "order_batch": order_batch,
+        "order_head": order_head,
+        "kv_heads": kv_heads,
+        "queries": queries,
+        "keys": keys,
+        "columns": columns,
+        "columns_of_part": columns_of_part,
+        "scale": scale,
+        "softcap": softcap or 1.0,
+        "GROUP": group,
+        "DIM": dim,
+        "DIM_V": dim_v,
+        "BLOCK_T": _ROWS,
+        "BLOCK_C": block_c,
+        "BLOCK_D": block_d,
+        "BLOCK_V": block_v,
+        "SHARED": slot is None,
+        "HAS_BIAS": bias is not None,
+        "HAS_SOFTCAP": softcap is not None,
+        "IN_FLOAT32": in_float32,
+    }
+    return (sets * -(-rows // _ROWS), batch * kv_heads, parts), arguments
 
 
 @attend_few.register_fake
@@ -165,8 +207,3 @@ def _backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ..
 
 
 attend_few.register_autograd(_backward, setup_context=_save)
-
-
-def _power_of_two(x: int) -> int:
-    """The smallest that is at least `x`."""
-    return 1 << (x - 1).bit_length()
