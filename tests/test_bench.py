@@ -54,6 +54,38 @@ def test_a_step_of_decoding_is_measured(tmp_path, capsys):
     assert f"{results['decode'][-1]['speedup']:.2f}x" in capsys.readouterr().out
 
 
+def test_a_run_is_taken_up_where_it_stopped(tmp_path, capsys):
+    options = [*SMALL, "--patterns", "swa", "--lengths", "64,130", "--output", str(tmp_path / "b.json")]
+    assert cli.main(["bench", *options, "--budget", "0"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("left out: 0 s are left") == 2
+    assert Record.load(tmp_path / "b.json").results["speed"] == []
+    for _ in range(2):
+        assert cli.main(["bench", *options, "--resume"]) == 0
+        assert [row["length"] for row in Record.load(tmp_path / "b.json").results["speed"]] == [64, 130]
+    assert cli.main(["bench", *options, "--resume", "--dtype", "float64"]) == 2
+    assert "dtype must be 'float32' to resume" in capsys.readouterr().err
+
+
+def test_the_fastest_full_attention_is_the_one_to_beat_and_a_missing_one_says_why(tmp_path):
+    options = [
+        "--patterns",
+        "swa",
+        "--lengths",
+        "64",
+        "--full",
+        "auto,cudnn,flash",
+        "--output",
+        str(tmp_path / "b.json"),
+    ]
+    assert cli.main(["bench", *SMALL, *options]) == 0
+    results = Record.load(tmp_path / "b.json").results
+    seconds = {row["kernel"]: row["seconds"] for row in results["full"]}
+    assert seconds.pop("cudnn") is None
+    assert results["speed"][0]["full_seconds"] == min(seconds.values())
+    assert seconds[results["speed"][0]["full_kernel"]] == min(seconds.values())
+
+
 def test_memory_is_measured_in_a_process_of_its_own():
     workload = Workload(length=4096, heads=2, head_dim=16, window=16, device="cpu", dtype="float32")
     memory = measure_memory("sliding", workload, backward=True, backend=None)
@@ -90,6 +122,10 @@ def test_the_gate_lets_rounding_pass(dtype):
         (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
         (["--repeats", "0"], "repeats must be an integer >= 1, got 0"),
+        (["--full", "fast"], "full must be one of"),
+        (["--budget", "-1"], "budget must be a finite number >= 0.0, got -1.0"),
+        (["--tokens", "-1"], "tokens must be an integer >= 0, got -1"),
+        (["--head-dim", "8,0"], "head_dim must be an integer >= 1, got 0"),
         (["--dtype", "int8"], "dtype must be one of"),
         (["--device", "nowhere"], "device must be one that torch has here, got 'nowhere'"),
     ],

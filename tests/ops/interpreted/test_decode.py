@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stochastic_attention import Pattern
-from stochastic_attention.ops import gather
+from stochastic_attention.ops import gather, products
 from stochastic_attention.ops.call import Call
 from stochastic_attention.ops.layout import make_layout
 
@@ -23,7 +23,6 @@ from stochastic_attention.ops.triton import queries as kernels
 PATTERNS = [pattern for pattern in all_patterns(window=5) if pattern.kind != "moba"]
 PLACES = torch.tensor([70, 3, 40])
 DOCUMENTS = {
-    "single": None,
     "padded": torch.stack([torch.arange(71) >= 4, torch.arange(71) < 45]).long() - 1,
     "packed": torch.stack([torch.arange(71) * 2 // 71, torch.arange(71) % 2]),
 }
@@ -31,15 +30,19 @@ DOCUMENTS = {
 
 @pytest.fixture(autouse=True)
 def on_gpu(monkeypatch):
-    """The kernels take every call that they would take on a CUDA device."""
+    """The kernels take every call that they would take on a CUDA device, whose values the host does not read."""
+    monkeypatch.setattr(products, "can_read", lambda _device: False)
     monkeypatch.setattr(gather, "_can_run_on_gpu", lambda call: call.compute_dtype == torch.float32)
 
 
-@pytest.mark.parametrize("documents", DOCUMENTS)
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize(
+    ("pattern", "documents"),
+    [(p, "single") for p in PATTERNS] + [(p, x) for p in (PATTERNS[0], PATTERNS[2], PATTERNS[-1]) for x in DOCUMENTS],
+    ids=str,
+)
 def test_output_and_gradients_are_the_oracles(pattern, documents):
     inputs = (*tensors(71, queries=3, dtype=torch.float32), torch.linspace(-1, 1, 4))
-    options = {"query_positions": PLACES, "documents": DOCUMENTS[documents], "layer": 2, "step": 3, "softcap": 3.0}
+    options = {"query_positions": PLACES, "documents": DOCUMENTS.get(documents), "layer": 2, "step": 3, "softcap": 3.0}
     got, want = (
         outcome(attention, *inputs, pattern=pattern, return_lse=True, backend=backend, **options)
         for backend in ("gather", "reference")
@@ -47,8 +50,7 @@ def test_output_and_gradients_are_the_oracles(pattern, documents):
     assert_same(got, want, tolerance=2e-5)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (20, 1)], ids=str)
-@pytest.mark.parametrize("dims", [(1, 1), (24, 17), (80, 130)], ids=str)
+@pytest.mark.parametrize(("heads", "dims"), [((1, 1), (24, 17)), ((6, 2), (1, 1)), ((20, 1), (130, 80))], ids=str)
 @pytest.mark.parametrize("pattern", [Pattern.full(), union(5, scope="prefix", shape="block")], ids=["full", "union"])
 def test_shapes(pattern, heads, dims):
     q, k, v = tensors(71, queries=3, heads=heads, dims=dims, dtype=torch.float32)
@@ -90,10 +92,14 @@ def test_what_is_not_finite_spoils_the_rows_that_see_it_alone(pattern, bad):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
+LOOKED_UP = [
+    *(Pattern.local(5), Pattern.local(5, sinks=2)),
+    *(Pattern.stochastic(5, scope="prefix"), union(5, scope="prefix", shape="block")),
+]
+
+
 @pytest.mark.parametrize("place", [-1, 71, 10**6])
-@pytest.mark.parametrize(
-    "pattern", [Pattern.local(5), Pattern.local(5, sinks=2), union(5, scope="prefix"), Pattern.stochastic(5, scope="prefix")], ids=str
-)  # fmt: skip
+@pytest.mark.parametrize("pattern", LOOKED_UP, ids=str)
 def test_a_query_that_stands_at_no_key_is_nan(pattern, place):
     """On a device its position cannot be read beforehand, and reading there would be reading foreign memory."""
     q, k, v = tensors(71, queries=1, dtype=torch.float32)
@@ -147,9 +153,9 @@ def test_a_row_has_the_same_bits_in_any_batch_and_chunk():
 
 
 def test_long_runs_of_columns_are_merged():
-    q, k, v = tensors(3000, batch=1, heads=(2, 1), queries=1, dtype=torch.float32)
+    q, k, v = tensors(1100, batch=1, heads=(2, 1), queries=1, dtype=torch.float32)
     got, want = (
-        attention(q, k, v, Pattern.full(), query_positions=torch.tensor([2990]), backend=backend, return_lse=True)
+        attention(q, k, v, Pattern.full(), query_positions=torch.tensor([1090]), backend=backend, return_lse=True)
         for backend in ("gather", "reference")
     )
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
@@ -168,7 +174,7 @@ def test_the_operators_keep_their_contract(shared):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("pattern", [Pattern.full(), Pattern.stochastic(4), union(4, scope="prefix")], ids=str)
+@pytest.mark.parametrize("pattern", [Pattern.full(), union(4, scope="prefix")], ids=str)
 def test_compiled_code_is_one_graph_wherever_the_query_stands(pattern):
     torch._dynamo.reset()
     q, k, v = tensors(64, queries=1, dtype=torch.float32, grad=True)
