@@ -25,6 +25,8 @@ from .workloads import patterns_of
 # Products of two matrices over the tiles of each kernel: scores and output; then scores, their gradient and dq; then
 # scores, their gradient, dk and dv.
 _PRODUCTS: dict[Kernel, int] = {"forward": 2, "of_queries": 3, "of_keys": 4}
+# Tensors with a row a query, and with a row a key, that each kernel reads or writes.
+_TENSORS: dict[Kernel, tuple[int, int]] = {"forward": (2, 2), "of_queries": (3, 2), "of_keys": (2, 4)}
 _ITEM = 2  # bytes, of half precision
 
 
@@ -80,7 +82,6 @@ def _of_pattern(pattern: Pattern, case: Case, heads: int) -> Counts:
 def _of_sequence(pattern: Pattern, case: Case, heads: int) -> Counts:
     call = _call(pattern, case.length, case.head_dim)
     copies = case.batch * heads
-    rows = case.length * case.head_dim * _ITEM * copies
     kernels: list[Kernel] = ["forward"] if case.direction == "forward" else ["forward", "of_queries", "of_keys"]
     with _Operations() as planning:
         passes = lower(call)
@@ -98,8 +99,9 @@ def _of_sequence(pattern: Pattern, case: Case, heads: int) -> Counts:
         flops += 2 * _PRODUCTS[kernel] * case.head_dim * work.pairs_computed * copies
         streamed = sizes.block_n if kernel == "of_keys" else sizes.block_m
         cache += work.pairs_computed // streamed * 2 * case.head_dim * _ITEM * copies
-        tensors = {"forward": 4, "of_queries": 5, "of_keys": 6}[kernel]
-        memory += rows * tensors * len(passes)
+        of_queries, of_keys = _TENSORS[kernel]
+        rows = sum(of_queries * p.query_rows.shape[-1] + of_keys * p.key_rows.shape[-1] for p in passes)
+        memory += rows * case.head_dim * _ITEM * copies
     return Counts(
         pairs_needed=needed * copies,
         pairs_computed=computed * copies,
