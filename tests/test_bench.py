@@ -122,6 +122,7 @@ def test_the_gate_lets_rounding_pass(dtype):
         (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
         (["--repeats", "0"], "repeats must be an integer >= 1, got 0"),
+        (["--replay"], "replay needs a CUDA device, got 'cpu'"),
         (["--full", "fast"], "full must be one of"),
         (["--budget", "-1"], "budget must be a finite number >= 0.0, got -1.0"),
         (["--tokens", "-1"], "tokens must be an integer >= 0, got -1"),

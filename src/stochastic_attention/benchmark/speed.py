@@ -55,8 +55,11 @@ def measure_speed(
     repeats: int,
     backend: str | None,
     full_kernels: Iterable[str] = ("auto",),
+    replay: bool = False,
 ) -> tuple[list[Timing], list[FullTiming]]:
-    """Time each method, and full attention by each of its kernels; a step of decoding as a CUDA graph on such a device.
+    """Time each method, and full attention by each of its kernels.
+
+    On a CUDA device a step of decoding is run as a CUDA graph, and with `replay` everything is: no host in between.
 
     Raises:
         RuntimeError: none of the kernels of full attention takes the call.
@@ -65,9 +68,8 @@ def measure_speed(
     inputs = workload.inputs(requires_grad=direction == "backward", newest=decodes)
 
     def complete(forward: Callable[[], Tensor]) -> Op:
-        if direction == "backward":
-            return lambda: gradients(forward(), inputs)
-        return replayed(forward, workload.device) if decodes else forward
+        op: Op = (lambda: gradients(forward(), inputs)) if direction == "backward" else forward
+        return replayed(op, workload.device) if decodes or replay else op
 
     fulls, missing = _full_attention(full_kernels, workload, inputs, decodes=decodes)
     if not fulls:

@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="full attention's kernels: auto, flash, cudnn, efficient, flex; the fastest counts",
     )
+    parser.add_argument(
+        "--replay", action="store_true", help="run all as CUDA graphs, as decoding is on such a device: no host in between"
+    )
     parser.add_argument("--memory", action="store_true", help="also measure peak memory (Linux, or a CUDA device)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that the medians are taken over")
     parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
@@ -133,6 +136,8 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
     for name in ("heads", "window", "repeats"):
         check_count(name, getattr(args, name), minimum=1)
     check_count("tokens", args.tokens, minimum=0)
+    if args.replay and not args.device.startswith("cuda"):
+        raise ValueError(f"replay needs a CUDA device, got {args.device!r}")
     if args.budget is not None:
         check_real("budget", args.budget, minimum=0.0)
 
@@ -166,7 +171,7 @@ def _measure(args: argparse.Namespace, case: Case, workload: Any, predictions: A
     from ..benchmark.speed import measure_speed
 
     names, fulls = split_list(args.patterns), split_list(args.full)
-    options = {"repeats": args.repeats, "backend": args.backend, "full_kernels": fulls}
+    options = {"repeats": args.repeats, "backend": args.backend, "full_kernels": fulls, "replay": args.replay}
     timings, of_full = measure_speed(names, workload, case.direction, **options)
     rows: Rows = {"decode" if case.direction == "decode" else "speed": [asdict(x) for x in timings]}
     rows["full"] = [asdict(x) for x in of_full]
