@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 Full = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -43,18 +47,14 @@ def full_attention(kernel: str, *, length: int, decodes: bool) -> Full:
 
 @cache
 def _flex() -> Full:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n = q.shape[2]
-        mask = _causal_mask(create_block_mask, n, q.device)
-        return compiled(q, k, v, block_mask=mask)
-
-    return attend
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v: compiled(q, k, v, block_mask=_causal_mask(q.shape[2], q.device))
 
 
 @cache
-def _causal_mask(create: Callable[..., object], n: int, device: torch.device) -> object:
-    return create(lambda _b, _h, i, j: i >= j, None, None, n, n, device=device)
+def _causal_mask(n: int, device: torch.device) -> BlockMask:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda _b, _h, i, j: i >= j, None, None, n, n, device=str(device))

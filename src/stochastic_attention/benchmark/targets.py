@@ -21,7 +21,7 @@ def against_targets(results: Mapping[str, Any], predictions: Iterable[Mapping[st
     measured = _by_cell(results["speed"], lambda row: "backward" if row["backward"] else "forward")
     predicted = _by_cell(predictions, lambda row: row["direction"])
     memory = _by_cell(results["memory"], lambda row: "backward" if row["backward"] else "forward")
-    rows = [("target, H200", "n", "D", "wanted", "measured", "predicted", "")]
+    rows: list[tuple[str, ...]] = [("target, H200", "n", "D", "wanted", "measured", "predicted", "")]
     for cell, methods in measured.items():
         direction, length, head_dim = cell
         shape = (f"{length:,}", str(head_dim))

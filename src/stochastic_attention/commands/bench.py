@@ -8,12 +8,13 @@ import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .options import split_list, split_numbers
 
 if TYPE_CHECKING:
     from ..benchmark.sweep import Case, Rows
+    from ..benchmark.workloads import Direction
 
 # What changes no measurement, and so may differ between a run and the one that resumes it.
 _NOT_CONFIG = ("command", "command_line", "output", "resume", "budget", "plot", "predictions")
@@ -40,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="full attention's kernels: auto, flash, cudnn, efficient, flex; the fastest counts",
     )
     parser.add_argument(
-        "--replay", action="store_true", help="run all as CUDA graphs, as decoding is on such a device: no host in between"
+        "--replay",
+        action="store_true",
+        help="run all as CUDA graphs, as decoding is on such a device: no host in between",
     )
     parser.add_argument("--memory", action="store_true", help="also measure peak memory (Linux, or a CUDA device)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that the medians are taken over")
@@ -92,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
         workload = Workload(length=case.length, head_dim=case.head_dim, batch=case.batch, **shape)
         return _measure(args, case, workload, predictions)
 
-    todo = cases(split_list(args.passes), lengths, head_dims, tokens=args.tokens)
+    passes = cast("tuple[Direction, ...]", split_list(args.passes))
+    todo = cases(passes, lengths, head_dims, tokens=args.tokens)
     left = None if args.budget is None else args.budget - (time.monotonic() - begin)
     sweep(todo, measure, results, save=lambda: record.save(args.output), budget=left)
     if args.device.startswith("cuda") and results["speed"]:

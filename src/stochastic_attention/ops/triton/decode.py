@@ -206,7 +206,7 @@ def find_columns(
     sees = tl.where(is_local, position >= sinks, position <= i)
     if RANDOM:
         ranks = i * 0 + window
-        for _ in tl.static_range(LEVELS - 1):
+        for _ in range(LEVELS - 1):
             ranks = tl.where(i >= ranks, 2 * ranks, ranks)
         at = table + h * table_head + ranks - window
         rank = tl.load(at + i, mask=is_token, other=0).to(tl.int64)

@@ -19,6 +19,7 @@ from .sizes import padded
 
 _COLUMNS_OF_PART = 64  # the least work that is worth a program
 _MOST_PARTS = 128  # what merging them reads at once
+_COLUMNS_AT_ONCE = 128  # that are looked up
 _ROWS = 16  # of a program: the least that matrix units take
 
 
@@ -63,13 +64,29 @@ def find_few(
     slot, allowed, bias = _empty_columns(token, sizes, heads, correction)
     batch, _, queries, columns = slot.shape
     halves = (0, 0) if table is None else table.stride()[:2]
-    block = 128
+    arguments = {
+        "token": token,
+        "table": table,
+        "slot": slot,
+        "allowed": allowed.view(torch.uint8),
+        "bias": bias,
+        "token_batch": token.stride(0),
+        "token_query": token.stride(1),
+        "table_half": halves[0],
+        "table_head": halves[1],
+        "heads": heads,
+        "queries": queries,
+        "keys": keys,
+        **dict(zip(("columns", "window", "span", "sinks"), sizes, strict=True)),
+        "correction": correction,
+        "RANDOM": table is not None,
+        "IN_BLOCKS": in_blocks,
+        "HAS_BIAS": correction > 0,
+        "LEVELS": levels,
+        "BLOCK_C": _COLUMNS_AT_ONCE,
+    }
     with torch.cuda.device_of(token):
-        find_columns[(-(-columns // block), batch * heads * queries)](
-            token, table, slot, allowed.view(torch.uint8), bias, *token.stride(), *halves, heads, queries, keys, *sizes,
-            correction, RANDOM=table is not None, IN_BLOCKS=in_blocks, HAS_BIAS=correction > 0, LEVELS=levels,
-            BLOCK_C=block,
-        )  # fmt: skip
+        find_columns[(-(-columns // _COLUMNS_AT_ONCE), batch * heads * queries)](**arguments)
     return slot, allowed, bias
 
 
@@ -111,12 +128,19 @@ def attend_few(
     grid, arguments = part_arguments(q, k, v, slot, allowed, bias, scale, softcap)
     out = torch.empty(batch, heads, queries, dim_v, dtype=torch.float32, device=q.device)
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
+    merging = {
+        "part_out": arguments["part_out"],
+        "part_lse": arguments["part_lse"],
+        "out": out,
+        "lse": lse,
+        "parts": grid[2],
+        "DIM_V": dim_v,
+        "BLOCK_P": padded(grid[2]),
+        "BLOCK_V": min(64, padded(dim_v)),
+    }
     with torch.cuda.device_of(q):
         attend_part[grid](**arguments)
-        merge_parts[(lse.numel(),)](
-            arguments["part_out"], arguments["part_lse"], out, lse, grid[2],
-            DIM_V=dim_v, BLOCK_P=padded(grid[2]), BLOCK_V=min(64, padded(dim_v)),
-        )  # fmt: skip
+        merge_parts[(lse.numel(),)](**merging)
     return out, lse
 
 
