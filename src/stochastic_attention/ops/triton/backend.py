@@ -1,12 +1,11 @@
 """The backend `triton`: linear-cost attention by fused kernels, forward and backward, on CUDA devices.
 
-It takes the same passes as `blocked` (see `plan`) and cuts them into tiles itself. What runs is one operator of PyTorch,
-forward and backward, that plans inside: see `operator`.
+It takes the same passes as `blocked` (see `plan`) and cuts them into tiles itself. What runs is an operator of PyTorch
+that plans inside: see `operator`.
 """
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import torch
@@ -40,9 +39,19 @@ def unsupported(call: Call) -> str | None:
 def _why_not_on(device: str) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed"
-    if device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"):
+    if device == "cuda" or (device == "cpu" and _is_interpreted()):
         return None
-    return f"on a CUDA device only, or on the CPU with TRITON_INTERPRET=1, got {device}"
+    return (
+        f"on a CUDA device only, or on the CPU where TRITON_INTERPRET=1 was set before triton was loaded, got {device}"
+    )
+
+
+def _is_interpreted() -> bool:
+    from triton import JITFunction
+
+    from .forward import forward
+
+    return not isinstance(forward, JITFunction)
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,8 @@ Both recompute the weights from the final log-sum-exp. Each gradient is summed b
 tiles, and passes follow each other: always the same sum, without atomic additions.
 """
 
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# (a kernel's numbers are not Python's, and what a constant leaves out is not read)
 import triton
 import triton.language as tl
 
@@ -125,10 +127,7 @@ def of_queries(
                 bad = tl.load(bad_key_ptr + (b * kv_heads + kv) * keys + key_rows) != 0
                 k_mask = k_mask & ~bad[None, :]
                 v_mask = v_mask & ~bad[None, :]
-            if DIM == BLOCK_D and not CHECKED:
-                k = tl.load(k_at)
-            else:
-                k = tl.load(k_at, mask=k_mask, other=0.0)
+            k = tl.load(k_at) if DIM == BLOCK_D and not CHECKED else tl.load(k_at, mask=k_mask, other=0.0)
             k = k.to(product)
             scores = tl.dot(q, k, input_precision=PRECISION) * scale
             if SOFTCAP:
@@ -147,10 +146,7 @@ def of_queries(
                     local, sinks, RULE,
                 )  # fmt: skip
                 weights = tl.where(pairs, weights, 0.0)
-            if DIM_V == BLOCK_DV and not CHECKED:
-                v = tl.load(v_at)
-            else:
-                v = tl.load(v_at, mask=v_mask, other=0.0)
+            v = tl.load(v_at) if DIM_V == BLOCK_DV and not CHECKED else tl.load(v_at, mask=v_mask, other=0.0)
             d_scores = weights * (tl.dot(d_out, v.to(d_out.dtype), input_precision=PRECISION) - delta[:, None])
             if SOFTCAP:
                 d_scores *= slope
@@ -253,10 +249,7 @@ def of_keys(
                     q_mask = q_mask & (tl.load(bad_query_ptr + result) == 0)[:, None]
                     g_mask = g_mask & (lse < float("inf"))[:, None]
                 q_at = q_ptr + b * q_b + h * q_h + rows[:, None] * q_n + d[None, :]
-                if DIM == BLOCK_D and not CHECKED:
-                    q = tl.load(q_at)
-                else:
-                    q = tl.load(q_at, mask=q_mask, other=0.0)
+                q = tl.load(q_at) if DIM == BLOCK_D and not CHECKED else tl.load(q_at, mask=q_mask, other=0.0)
                 q = q.to(product)
                 d_out = tl.load(
                     d_out_ptr + b * g_b + h * g_h + rows[:, None] * g_n + dv_[None, :], mask=g_mask, other=0.0

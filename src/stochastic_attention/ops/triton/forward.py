@@ -4,6 +4,8 @@ Rows of q, k and v are read where they lie, through the orders of the pass, and 
 earlier pass found for a query is merged as it is written: a softmax over two disjoint sets of keys.
 """
 
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# (a kernel's numbers are not Python's, and what a constant leaves out is not read)
 import triton
 import triton.language as tl
 
@@ -95,10 +97,7 @@ def forward(
                 bad = tl.load(bad_key_ptr + (b * kv_heads + kv) * keys + key_rows) != 0
                 k_mask = k_mask & ~bad[None, :]
                 v_mask = v_mask & ~bad[:, None]
-            if DIM == BLOCK_D and not CHECKED:
-                k = tl.load(k_at)
-            else:
-                k = tl.load(k_at, mask=k_mask, other=0.0)
+            k = tl.load(k_at) if DIM == BLOCK_D and not CHECKED else tl.load(k_at, mask=k_mask, other=0.0)
             scores = tl.dot(q, k.to(product), input_precision=PRECISION) * scale
             if SOFTCAP:
                 scores = capped(scores, softcap)
@@ -122,10 +121,7 @@ def forward(
             weights = tl.exp2(scores - finite_top[:, None])
             kept = tl.exp2(top - finite_top)
             total = total * kept + tl.sum(weights, axis=1)
-            if DIM_V == BLOCK_DV and not CHECKED:
-                v = tl.load(v_at)
-            else:
-                v = tl.load(v_at, mask=v_mask, other=0.0)
+            v = tl.load(v_at) if DIM_V == BLOCK_DV and not CHECKED else tl.load(v_at, mask=v_mask, other=0.0)
             out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=PRECISION)
             top = new_top
 

@@ -1,6 +1,6 @@
 """Run the kernels of a call, pass after pass: allocation, arguments, launches.
 
-Nothing is read on the host here. So whether a row is not finite is decided on the device: each kernel is launched twice,
+Nothing is read on the host here. Whether any row is not finite is decided on the device: each kernel is launched twice,
 plain and `CHECKED`, and the one whose case it is not returns at once.
 """
 
@@ -33,13 +33,15 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     shape = (*call.q.shape[:-1], call.v.shape[-1])
     out = call.v.new_zeros(shape, dtype=_sum_dtype(call, call.v, schedules))
     lse = call.v.new_full(shape[:-1], -math.inf, dtype=call.compute_dtype)
-    bad = _Bad.of(call)
+    bad = Bad.of(call)
     for s in schedules:
         _launch(kernel, "forward", call, s, bad, {"out": out, "lse": lse}, FRESH=s.fresh)
     return out.to(call.v.dtype), lse
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None) -> tuple[Tensor, ...]:
+def backward(
+    call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in the dtypes of q, k and v, from what `forward` returned and the cotangents of both."""
     from . import backward as kernels
 
@@ -49,20 +51,34 @@ def backward(call: Call, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor 
     delta, safe_lse = torch.empty_like(lse), torch.empty_like(lse)
     rows = lse.numel()
     if rows:
-        kernels.prepare[(-(-rows // _ROWS_OF_PREPARE),)](
-            out, d_out, lse, lse if d_lse is None else d_lse.contiguous(), delta, safe_lse,
-            *d_out.stride()[:3], lse.shape[1], lse.shape[2], rows,
-            DIM_V=out.shape[-1], BLOCK_DV=padded(out.shape[-1]), BLOCK_M=_ROWS_OF_PREPARE, LSE_GRADIENT=d_lse is not None,
-        )  # fmt: skip
+        prepare: Any = kernels.prepare
+        prepare[(-(-rows // _ROWS_OF_PREPARE),)](
+            out_ptr=out,
+            d_out_ptr=d_out,
+            lse_ptr=lse,
+            d_lse_ptr=lse if d_lse is None else d_lse.contiguous(),
+            delta_ptr=delta,
+            safe_lse_ptr=safe_lse,
+            g_b=d_out.stride(0),
+            g_h=d_out.stride(1),
+            g_n=d_out.stride(2),
+            heads=lse.shape[1],
+            queries=lse.shape[2],
+            rows=rows,
+            DIM_V=out.shape[-1],
+            BLOCK_DV=padded(out.shape[-1]),
+            BLOCK_M=_ROWS_OF_PREPARE,
+            LSE_GRADIENT=d_lse is not None,
+        )
     dq, dk, dv = (
         torch.zeros(x.shape, dtype=_sum_dtype(call, x, schedules), device=x.device) for x in (call.q, call.k, call.v)
     )
-    bad = _Bad.of(call)
+    bad = Bad.of(call)
     given = {"d_out": d_out, "lse": safe_lse, "delta": delta}
     for first, s in zip((True, *(False,) * len(schedules)), schedules, strict=False):
         _launch(kernels.of_queries, "of_queries", call, s, bad, given | {"dq": dq}, FRESH=s.fresh)
         _launch(kernels.of_keys, "of_keys", call, s, bad, given | {"dk": dk, "dv": dv}, FIRST=first)
-    return tuple(gradient.to(x.dtype) for gradient, x in ((dq, call.q), (dk, call.k), (dv, call.v)))
+    return dq.to(call.q.dtype), dk.to(call.k.dtype), dv.to(call.v.dtype)
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -86,7 +102,7 @@ def _sum_dtype(call: Call, x: Tensor, schedules: list[Schedule]) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class _Bad:
+class Bad:
     """Rows of q, and of k or v, that are not finite; and whether there are any: int32, [1]."""
 
     some: Tensor
@@ -94,7 +110,8 @@ class _Bad:
     key: Tensor
 
     @classmethod
-    def of(cls, call: Call) -> _Bad:
+    def of(cls, call: Call) -> Bad:
+        """Of the inputs of a call."""
         # The greatest magnitude of a row is finite where all of it is, cannot overflow, and is found in one reading.
         query, key, value = (
             torch.linalg.vector_norm(x, math.inf, dim=-1).isfinite().logical_not_() for x in (call.q, call.k, call.v)
@@ -108,74 +125,83 @@ def _launch(
     name: Kernel,
     call: Call,
     s: Schedule,
-    bad: _Bad,
+    bad: Bad,
     results: dict[str, Tensor],
     **flags: bool,
 ) -> None:
-    """One pass. `results` are named as the kernel's arguments; all but d_out are dense."""
+    """One pass."""
+    programs, arguments = launch_arguments(name, call, s, bad, results)
+    for checked in (False, True):
+        kernel[(programs,)](**arguments, **flags, CHECKED=checked)
+
+
+def launch_arguments(
+    name: Kernel, call: Call, s: Schedule, bad: Bad, results: dict[str, Tensor]
+) -> tuple[int, dict[str, Any]]:
+    """Programs, and the arguments of a kernel but for its flags.
+
+    `results` go by the kernel's names; all but d_out are dense.
+    """
     q, k, v = call.q, call.k, call.v
+    of_keys = name == "of_keys"
     sizes = choose(name, q.shape[-1], v.shape[-1], max(x.dtype.itemsize for x in (q, k, v)))
     t = tiles(s, sizes.block_m, sizes.block_n)
-    of_keys = name == "of_keys"
     group, block = (s.query_group, sizes.block_m) if of_keys else (s.key_group, sizes.block_n)
     query_tiles, key_tiles = t.queries.shape[-1], t.keys.shape[-1]
     programs = q.shape[0] * (k.shape[1] * key_tiles if of_keys else q.shape[1] * query_tiles)
-    if name == "of_keys":
-        results = results | {"reach": t.reach}
-    strided = {"q": q, "k": k, "v": v} | ({"g": results["d_out"]} if "d_out" in results else {})
     rule = s.rule
-    nothing = s.start  # where an argument is not read
-    arguments = {f"{x}_ptr": tensor for x, tensor in ({"q": q, "k": k, "v": v} | results).items()}
-    arguments |= {f"{x}_{axis}": y.stride(i) for x, y in strided.items() for i, axis in enumerate("bhn")}
-    for checked in (False, True):
-        kernel[(programs,)](
-            **arguments,
-            query_rows_ptr=s.query_rows,
-            start_ptr=s.start,
-            stop_ptr=s.stop,
-            query_position_ptr=s.query_position,
-            bias_ptr=nothing if s.bias is None else s.bias,
-            query_tiles_ptr=t.queries,
-            key_rows_ptr=s.key_rows,
-            key_slot_ptr=nothing if s.key_slot is None else s.key_slot,
-            key_position_ptr=s.key_position,
-            key_tiles_ptr=t.keys,
-            any_bad_ptr=bad.some,
-            bad_query_ptr=bad.query,
-            bad_key_ptr=bad.key,
-            heads=q.shape[1],
-            kv_heads=k.shape[1],
-            queries=q.shape[2],
-            keys=k.shape[2],
-            order_rows=s.query_rows.shape[0],
-            order_heads=s.query_rows.shape[1],
-            key_order_rows=s.key_rows.shape[0],
-            key_order_heads=s.key_rows.shape[1],
-            slots=s.query_rows.shape[2],
-            key_slots=s.key_rows.shape[2],
-            query_tiles=query_tiles,
-            key_tiles=key_tiles,
-            local=0 if rule is None else rule.local if rule.causal else rule.local or -1,
-            sinks=rule.sinks if rule else 0,
-            scale=call.scale,
-            softcap=call.softcap or 0.0,
-            DIM=q.shape[-1],
-            DIM_V=v.shape[-1],
-            BLOCK_D=padded(q.shape[-1]),
-            BLOCK_DV=padded(v.shape[-1]),
-            BLOCK_M=sizes.block_m,
-            BLOCK_N=sizes.block_n,
-            CHUNK=group // block or CHUNK,
-            SORTED=group > 0,
-            RULE=0 if rule is None else 1 if rule.causal else 2,
-            SOFTCAP=call.softcap is not None,
-            BIAS=s.bias is not None,
-            CHECKED=checked,
-            PRECISION=_precision(call.q.device),
-            num_warps=sizes.warps,
-            num_stages=sizes.stages,
-            **flags,
-        )
+    pointers = {
+        **{"q": q, "k": k, "v": v, **results},
+        "query_rows": s.query_rows,
+        "start": s.start,
+        "stop": s.stop,
+        "query_position": s.query_position,
+        "bias": s.start if s.bias is None else s.bias,  # what is not read must still be a pointer
+        "query_tiles": t.queries,
+        "key_rows": s.key_rows,
+        "key_slot": s.key_rows if s.key_slot is None else s.key_slot,
+        "key_position": s.key_position,
+        "key_tiles": t.keys,
+        **({"reach": t.reach} if of_keys else {}),
+        "any_bad": bad.some,
+        "bad_query": bad.query,
+        "bad_key": bad.key,
+    }
+    strided = {"q": q, "k": k, "v": v} | ({"g": results["d_out"]} if "d_out" in results else {})
+    return programs, {
+        **{f"{what}_ptr": x for what, x in pointers.items()},
+        **{f"{what}_{axis}": x.stride(i) for what, x in strided.items() for i, axis in enumerate("bhn")},
+        "heads": q.shape[1],
+        "kv_heads": k.shape[1],
+        "queries": q.shape[2],
+        "keys": k.shape[2],
+        "order_rows": s.query_rows.shape[0],
+        "order_heads": s.query_rows.shape[1],
+        "key_order_rows": s.key_rows.shape[0],
+        "key_order_heads": s.key_rows.shape[1],
+        "slots": s.query_rows.shape[2],
+        "key_slots": s.key_rows.shape[2],
+        "query_tiles": query_tiles,
+        "key_tiles": key_tiles,
+        "local": 0 if rule is None else rule.local if rule.causal else rule.local or -1,
+        "sinks": rule.sinks if rule else 0,
+        "scale": call.scale,
+        "softcap": call.softcap or 0.0,
+        "DIM": q.shape[-1],
+        "DIM_V": v.shape[-1],
+        "BLOCK_D": padded(q.shape[-1]),
+        "BLOCK_DV": padded(v.shape[-1]),
+        "BLOCK_M": sizes.block_m,
+        "BLOCK_N": sizes.block_n,
+        "CHUNK": group // block or CHUNK,
+        "SORTED": group > 0,
+        "RULE": 0 if rule is None else 1 if rule.causal else 2,
+        "SOFTCAP": call.softcap is not None,
+        "BIAS": s.bias is not None,
+        "PRECISION": _precision(q.device),
+        "num_warps": sizes.warps,
+        "num_stages": sizes.stages,
+    }
 
 
 def _precision(device: torch.device) -> str:

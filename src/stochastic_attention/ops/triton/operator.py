@@ -1,8 +1,8 @@
 """The kernels as operators of PyTorch: opaque to compilers, and differentiable once.
 
-An operator plans inside, from the documents and the pattern: sorting, and what is read on the host where there are several
-documents, then neither breaks a compiled graph nor guards it. The backward plans again, which costs some sorts and
-spares the orders of every layer from being kept.
+An operator plans inside, from the documents and the pattern: sorting, and what is read on the host where there are
+several documents, then neither breaks a compiled graph nor guards it. The backward plans again, which costs some sorts
+and spares the orders of every layer from being kept.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ _COUNTS = ("local_window", "sinks", "seed", "block_size", "top_k")
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
-    """(out [B, Hq, Nq, Dv] in v's dtype, lse [B, Hq, Nq] in the compute dtype) without the sink, differentiable once."""
+    """(out [B, Hq, Nq, Dv] in v's dtype, lse [B, Hq, Nq] in the compute dtype), without the sink."""
+    return _forward(*_arguments(call))
+
+
+def _arguments(call: Call) -> tuple[Any, ...]:
+    """`call` in the types that operators take."""
     layout, pattern, step = call.layout, call.pattern, call.step
-    return _forward(
+    return (
         call.q,
         call.k,
         call.v,
@@ -66,7 +71,7 @@ def _call(
     scale: float,
     softcap: float | None,
 ) -> Call:
-    """The call again, from what `attend` gave the operator."""
+    """Undoes `_arguments`."""
     keys = k.shape[2]
     token = torch.arange(keys, device=k.device)[None] if query_token is None else query_token
     return Call(

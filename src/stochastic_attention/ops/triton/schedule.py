@@ -102,7 +102,7 @@ def schedule(call: Call, p: Pass) -> Schedule:
 def _group(reach: int, keys: int) -> int:
     """The power of two that touches the fewest tiles: large groups tell positions apart, and add a larger halo."""
     tile = _SMALLEST_GROUP // 2
-    sizes = [size for size in (128, 256, 512, 1024) if size == 128 or size < 2 * keys]
+    sizes = [_SMALLEST_GROUP << i for i in range(4) if i == 0 or _SMALLEST_GROUP << i < 2 * keys]
     return min(sizes, key=lambda size: (size + 2 * reach) * (1 + tile / size))
 
 
@@ -131,8 +131,8 @@ def tiles(s: Schedule, block_m: int, block_n: int) -> Tiles:
         if s.key_rows.shape[-1] % block_n:
             slot[1][..., -1] = NONE
     place = _extreme(s.key_position, block_n, None, NONE), _extreme(s.key_position, block_n, None, -1)
-    # Intervals rise with the slot, so that the tiles which reach a key are neighbours; the running extremes make that so
-    # for the mixed tiles of a group, and for empty ones.
+    # Intervals rise with the slot, so that the tiles which reach a key are neighbours; the running extremes make that
+    # hold for the mixed tiles of a group, and for empty ones.
     ends_before = stop[1].cummax(-1).values
     begins_after = start[0].flip(-1).cummin(-1).values.flip(-1)
     orders = s.query_rows.shape[:2]
