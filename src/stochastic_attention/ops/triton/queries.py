@@ -84,6 +84,7 @@ def find_few(
         "HAS_BIAS": correction > 0,
         "LEVELS": levels,
         "BLOCK_C": _COLUMNS_AT_ONCE,
+        "enable_fp_fusion": True,
     }
     with torch.cuda.device_of(token):
         find_columns[(-(-columns // _COLUMNS_AT_ONCE), batch * heads * queries)](**arguments)
@@ -137,6 +138,7 @@ def attend_few(
         "DIM_V": dim_v,
         "BLOCK_P": padded(grid[2]),
         "BLOCK_V": min(64, padded(dim_v)),
+        "enable_fp_fusion": True,
     }
     with torch.cuda.device_of(q):
         attend_part[grid](**arguments)
@@ -165,7 +167,7 @@ def part_arguments(
     if IS_INTERPRETED:  # it would multiply the bits of bfloat16 as integers
         in_float32 |= q.dtype == torch.bfloat16
     block_d, block_v = padded(dim), padded(dim_v)
-    block_c = 32 if max(block_d, block_v) <= 128 else 16
+    block_c = 32 if max(block_d, block_v) <= (64 if in_float32 else 128) else 16
     parts = min(_MOST_PARTS, -(-columns // _COLUMNS_OF_PART))
     columns_of_part = -(-columns // (parts * block_c)) * block_c
     parts = -(-columns // columns_of_part)
@@ -205,6 +207,7 @@ def part_arguments(
         "HAS_BIAS": bias is not None,
         "HAS_SOFTCAP": softcap is not None,
         "IN_FLOAT32": in_float32,
+        "enable_fp_fusion": True,
     }
     return (sets * -(-rows // _ROWS), batch * kv_heads, parts), arguments
 

@@ -1,9 +1,13 @@
-"""Few queries by the kernels for CUDA devices, under Triton's interpreter: run by `test_interpreted.py`."""
+"""Few queries by the kernels for CUDA devices: in Triton's interpreter, and compiled for cards that are not there."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +16,13 @@ from stochastic_attention import Pattern
 from stochastic_attention.ops import gather, products
 from stochastic_attention.ops.call import Call
 from stochastic_attention.ops.layout import make_layout
+from stochastic_attention.ops.rank_tables import rank_table
 
-from ..cases import all_patterns, assert_same, attention, outcome, tensors, union
+from .cases import all_patterns, assert_same, attention, outcome, tensors, union
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 when triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+if torch.cuda.is_available():
+    pytest.skip("triton is not its interpreter here; `sattn check` runs the kernels", allow_module_level=True)
 
 from stochastic_attention.ops.triton import queries as kernels
 
@@ -161,6 +167,7 @@ def test_long_runs_of_columns_are_merged():
     torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_operators_keep_their_contract(shared):
     q, k, v = (x.requires_grad_() for x in tensors(40, queries=2, dtype=torch.float32))
@@ -170,7 +177,9 @@ def test_the_operators_keep_their_contract(shared):
     allowed = torch.rand(1, 1, 2, columns, generator=draw) < 0.7
     torch.library.opcheck(kernels.attend_few, (q, k, v, slot, allowed, None, 0.3, 2.0))
     token = torch.tensor([[5, 30]])
-    torch.library.opcheck(kernels.find_few, (token, None, [7, 1, 5, 2], 1, 1, 40, False, 0.5))
+    table = rank_table(4, 5, seed=0, step=0, layer=0, heads=2, device=q.device)
+    torch.library.opcheck(kernels.find_few, (token, None, [7, 1, 5, 2], 1, 1, 40, False, 0.0))
+    torch.library.opcheck(kernels.find_few, (token, table, [15, 4, 5, 2], 5, 2, 40, True, 0.5))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -190,3 +199,42 @@ def test_compiled_code_is_one_graph_wherever_the_query_stands(pattern):
                 out = run(q, k, v, place)
                 results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
             torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
+def compiled(*arguments: str) -> list:
+    script = Path(__file__).parent / "decode_resources.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+# Bytes of shared memory that a program may hold: on all cards of 8.x, and on 9.0.
+SHARED = {80: 99 * 1024, 90: 227 * 1024}
+PRODUCT = [
+    (capability, dtype, dim, shared)
+    for capability in SHARED
+    for dtype in ("bfloat16", "float16", "float32")
+    for dim in (16, 64, 96, 128, 256)
+    for shared in (False, True)
+]
+
+
+@pytest.mark.parametrize(
+    "cases", [[(90, "bfloat16", 128, False)], pytest.param(PRODUCT, marks=pytest.mark.slow)], ids=["one", "product"]
+)
+def test_attention_compiles_and_fits(cases):
+    for case, found in zip(cases, compiled(json.dumps(cases)), strict=True):
+        print(*case, found)
+        assert found["registers"] <= 255, case
+        assert found["stack"] <= 16, case
+        assert found["shared"] <= SHARED[case[0]], case
+
+
+@pytest.mark.slow
+def test_looking_up_and_merging_compile_and_fit():
+    for found in (x for of_capability in compiled() for x in of_capability):
+        assert found["registers"] <= 128
+        assert found["stack"] == 0
+        assert found["shared"] <= 48 * 1024
