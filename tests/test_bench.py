@@ -80,6 +80,7 @@ def test_the_fastest_full_attention_is_the_one_to_beat_and_a_missing_one_says_wh
     ]
     assert cli.main(["bench", *SMALL, *options]) == 0
     results = Record.load(tmp_path / "b.json").results
+    assert {row["reason"].partition(":")[0] for row in results["full"] if row["kernel"] == "cudnn"} == {"RuntimeError"}
     seconds = {row["kernel"]: row["seconds"] for row in results["full"]}
     assert seconds.pop("cudnn") is None
     assert results["speed"][0]["full_seconds"] == min(seconds.values())
@@ -118,6 +119,7 @@ def test_the_gate_lets_rounding_pass(dtype):
     ("options", "message"),
     [
         (["--patterns", "diagonal"], "patterns must be one of 'swa'"),
+        (["--patterns", ","], "patterns must name at least one, got ','"),
         (["--passes", "sideways"], "passes must be one of"),
         (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),

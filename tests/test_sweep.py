@@ -88,5 +88,5 @@ def test_what_is_done_is_not_done_again_and_what_was_left_out_is():
 
 def test_a_case_that_fails_says_why_and_the_others_go_on():
     machine, results = Machine(1.0, broken=CASES[2]), {}
-    assert run(machine, results) == [None, None, "failed: out of memory", None, None, None]
+    assert run(machine, results) == [None, None, "failed: RuntimeError: out of memory", None, None, None]
     assert len(machine.measured) == 5

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..ops.keys_per_query import keys_per_query
 from .full_attention import full_attention
+from .sweep import in_a_line
 from .timing import Op, medians, replayed, stopwatch
 from .workloads import Direction, Inputs, Workload, attend, gradients, patterns_of
 
@@ -102,8 +103,8 @@ def _full_attention(
         try:
             full = full_attention(kernel, length=workload.length, decodes=decodes)
             full(inputs.q, inputs.k, inputs.v)
-        except (RuntimeError, ValueError) as error:
-            missing[kernel] = str(error).splitlines()[0]
+        except Exception as error:  # each kernel and each compiler has its own way to refuse
+            missing[kernel] = in_a_line(error)
             continue
         fulls[kernel] = lambda full=full: full(inputs.q, inputs.k, inputs.v)
     return fulls, missing

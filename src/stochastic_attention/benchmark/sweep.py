@@ -96,14 +96,19 @@ def sweep(
                 continue
         try:
             rows, seconds = measure(case)
-        except RuntimeError as error:  # out of memory, a kernel that does not compile
-            results["cases"].append(asdict(Outcome.of(case, None, f"failed: {str(error).splitlines()[0]}")))
+        except Exception as error:  # out of memory, or whatever a compiler raises: the other cases are still wanted
+            results["cases"].append(asdict(Outcome.of(case, None, f"failed: {in_a_line(error)}")))
         else:
             for kind, of_kind in rows.items():
                 results.setdefault(kind, []).extend(of_kind)
             done.append(Outcome.of(case, seconds))
             results["cases"].append(asdict(done[-1]))
         save()
+
+
+def in_a_line(error: Exception) -> str:
+    """What kind of error it is, and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _expected(case: Case, done: Iterable[Outcome]) -> float:

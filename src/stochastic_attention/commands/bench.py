@@ -118,6 +118,8 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
     from ..benchmark.workloads import DIRECTIONS, METHODS
     from ..ops.validation import check_choice, check_count, check_device, check_real
 
+    if not split_list(args.patterns):
+        raise ValueError(f"patterns must name at least one, got {args.patterns!r}")
     for option, values, choices in (
         ("patterns", split_list(args.patterns), METHODS),
         ("passes", split_list(args.passes), DIRECTIONS),
