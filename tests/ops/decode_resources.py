@@ -31,7 +31,7 @@ TYPES = {
 def resources(kernel, arguments: dict, capability: int) -> dict[str, int]:
     """Registers, bytes of stack (what is spilled is there) and of shared memory, specialised as a launch would."""
     arguments = dict(arguments)
-    options = {"enable_fp_fusion": arguments.pop("enable_fp_fusion", True)}
+    options = {name: arguments.pop(name) for name in ("enable_fp_fusion", "num_stages") if name in arguments}
     signature, constants, aligned = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]

@@ -207,6 +207,7 @@ def part_arguments(
         "HAS_BIAS": bias is not None,
         "HAS_SOFTCAP": softcap is not None,
         "IN_FLOAT32": in_float32,
+        "num_stages": 2 if in_float32 else 3,
         "enable_fp_fusion": True,
     }
     return (sets * -(-rows // _ROWS), batch * kv_heads, parts), arguments
