@@ -13,8 +13,10 @@ if find_spec("triton") and not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     import triton
 
-    del os.environ["TRITON_INTERPRET"]
+    triton.knobs.propagate_env = False
     triton.knobs.runtime.interpret = True
+    triton.knobs.propagate_env = True
+    del os.environ["TRITON_INTERPRET"]
 
 
 @pytest.fixture(autouse=True, scope="session")

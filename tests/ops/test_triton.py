@@ -1,6 +1,6 @@
 """The fused kernels: against the oracle, on a CUDA device where there is one, else in Triton's interpreter.
 
-In the interpreter all is float64, so that agreement is to 1e-10; every test of every backend runs there too, marked slow.
+In the interpreter all is float64, so that agreement is to 1e-10. The tests of every backend run there too, marked slow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ from .cases import LAYOUTS, MOBA, all_patterns, assert_same, outcome, tensors, u
 
 pytest.importorskip("triton")
 
-from stochastic_attention.ops.triton import launch, operator, schedule  # noqa: E402 - only with triton
-from stochastic_attention.ops.triton.sizes import Sizes  # noqa: E402
-from stochastic_attention.ops.triton.work import count_work  # noqa: E402
+from stochastic_attention.ops.triton import backend, launch, operator, schedule
+from stochastic_attention.ops.triton.sizes import Sizes
+from stochastic_attention.ops.triton.work import count_work
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE, TOLERANCE = (torch.float32, 2e-5) if DEVICE == "cuda" else (torch.float64, 1e-10)
@@ -39,17 +40,28 @@ PATTERNS = all_patterns(window=8)
 small = partial(tensors, batch=1, heads=(2, 1), dtype=DTYPE)
 
 
-@pytest.fixture(autouse=True)
+_group = schedule._group
+
+
+@pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles and groups that a short text fills several of."""
-    monkeypatch.setattr(launch, "choose", lambda *_: Sizes(32, 16, 4, 2))
-    monkeypatch.setattr(schedule, "_SMALLEST_GROUP", 32)
+    monkeypatch.setattr(launch, "choose", lambda *_: Sizes(32, 16, warps=4, stages=2))
+    monkeypatch.setattr(schedule, "_SMALLEST_GROUP", 4)
+    monkeypatch.setattr(schedule, "_group", lambda call: 32 if _group(call) else 0)
 
 
 def run(backend: str, *inputs: Tensor, device: str = DEVICE, **options) -> dict[str, Tensor]:
+    """out, lse and every gradient through both, under fixed random cotangents."""
     options = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in options.items()}
-    call = partial(attention, backend=backend, return_lse=True)
-    return {name: x.cpu() for name, x in outcome(call, *(x.to(device) for x in inputs), **options).items()}
+    leaves = [x.detach().to(device).requires_grad_() for x in inputs]
+    sinks = {"sink_logits": leaves[3]} if len(leaves) > 3 else {}
+    results = attention(*leaves[:3], **sinks, backend=backend, return_lse=True, **options)
+    draw = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(x.shape, generator=draw, dtype=torch.float64).to(device, x.dtype) for x in results]
+    gradients = torch.autograd.grad(results, leaves, cotangents)
+    names = ("out", "lse", "dq", "dk", "dv", "d_sink_logits")
+    return {name: x.detach().cpu() for name, x in zip(names, (*results, *gradients), strict=False)}
 
 
 def assert_like_the_oracle(*inputs: Tensor, **options) -> None:
@@ -58,21 +70,20 @@ def assert_like_the_oracle(*inputs: Tensor, **options) -> None:
     assert_same(got, {name: x.to(got[name].dtype) for name, x in exact.items()}, tolerance=TOLERANCE)
 
 
+@pytest.mark.usefixtures("small_tiles")
 class TestAgainstTheOracle:
     @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
     def test_patterns(self, pattern):
-        assert_like_the_oracle(*small(70), SINKS, pattern=pattern, layer=1, step=3)
+        assert_like_the_oracle(*small(67), SINKS, pattern=pattern, layer=1, step=3)
 
-    @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "single"])
+    @pytest.mark.parametrize("layout", ["left-padded", "packed-and-padded", "interleaved", "all-padding"])
     def test_layouts(self, layout):
-        pattern = union(8, per_head=True)
-        assert_like_the_oracle(*small(37, batch=2), SINKS, pattern=pattern, documents=LAYOUTS[layout](37))
+        inputs = small(37, batch=2)
+        assert_like_the_oracle(*inputs, SINKS, pattern=union(8), documents=LAYOUTS[layout](37))
 
-    @pytest.mark.parametrize(
-        "pattern", [Pattern.local(8), Pattern.stochastic(8), union(8), Pattern.stochastic(8, shape="block")], ids=str
-    )
+    @pytest.mark.parametrize("pattern", [Pattern.local(8), Pattern.stochastic(8, shape="block"), union(8)], ids=str)
     def test_both_ways(self, pattern):
-        assert_like_the_oracle(*small(70), SINKS, pattern=pattern, causal=False)
+        assert_like_the_oracle(*small(37), SINKS, pattern=pattern, causal=False)
 
     @pytest.mark.parametrize("pattern", [Pattern.stochastic(8), union(8, scope="prefix"), MOBA], ids=str)
     def test_query_positions(self, pattern):
@@ -80,20 +91,20 @@ class TestAgainstTheOracle:
         inputs = small(37, queries=len(places))
         assert_like_the_oracle(*inputs, SINKS, pattern=pattern, query_positions=places)
 
-    @pytest.mark.parametrize("heads", [(6, 2), (3, 1), (2, 2)], ids=lambda h: f"{h[0]}over{h[1]}")
-    @pytest.mark.parametrize("pattern", [MOBA, Pattern.stochastic(8, per_head=True)], ids=str)
+    @pytest.mark.parametrize("heads", [(4, 2), (3, 1)], ids=lambda h: f"{h[0]}over{h[1]}")
+    @pytest.mark.parametrize("pattern", [Pattern.moba(16, 2), Pattern.stochastic(8, per_head=True)], ids=str)
     def test_grouped_queries(self, pattern, heads):
         assert_like_the_oracle(*small(33, heads=heads), pattern=pattern)
 
-    @pytest.mark.parametrize("dims", [(1, 1), (31, 72), (72, 31), (80, 16), (256, 256)], ids=str)
+    @pytest.mark.parametrize("dims", [(1, 1), (31, 72), (72, 31), (256, 256)], ids=str)
     def test_head_dimensions(self, dims):
         assert_like_the_oracle(*small(33, dims=dims), pattern=Pattern.stochastic(8))
 
-    @pytest.mark.parametrize("extra", [{"scale": -0.5}, {"softcap": 0.5}, {"softcap": 30.0, "scale": 2.0}], ids=str)
+    @pytest.mark.parametrize("extra", [{"scale": -0.5}, {"softcap": 0.5, "scale": 2.0}], ids=str)
     def test_scale_and_softcap(self, extra):
         assert_like_the_oracle(*small(37), SINKS, pattern=union(8), **extra)
 
-    @pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 65])
+    @pytest.mark.parametrize("n", [1, 31, 32, 33, 65])
     def test_lengths_about_a_tile(self, n):
         assert_like_the_oracle(*small(n, heads=(1, 1)), pattern=Pattern.stochastic(8))
 
@@ -151,9 +162,11 @@ class TestPrecision:
         torch.testing.assert_close(got["out"].double(), exact["out"], rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.usefixtures("small_tiles")
 class TestNonFiniteValues:
-    @pytest.mark.parametrize("which", ["q", "k", "v"])
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+    @pytest.mark.parametrize(
+        ("which", "bad"), [("q", math.inf), ("k", math.inf), ("k", -math.inf), ("v", math.nan)], ids=str
+    )
     def test_the_rows_that_see_it_are_spoilt_and_no_other(self, which, bad):
         pattern, at = union(8), 11
         inputs = dict(zip("qkv", small(37), strict=True))
@@ -183,9 +196,10 @@ class TestNonFiniteValues:
         assert_same(got, expected, tolerance=TOLERANCE)
 
 
+@pytest.mark.usefixtures("small_tiles")
 class TestGradients:
     def test_equal_bits_every_time(self):
-        inputs = small(70, heads=(4, 2), dtype=torch.float32)
+        inputs = small(37, dtype=torch.float32)
         first, again = (run("triton", *inputs, pattern=union(8)) for _ in range(2))
         assert all(torch.equal(first[name], again[name]) for name in first)
 
@@ -206,6 +220,7 @@ class TestGradients:
             torch.testing.assert_close(one, other, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.usefixtures("small_tiles")
 class TestCompilers:
     def test_operators_are_what_they_say(self):
         q, k, v = (x.to(DEVICE).requires_grad_() for x in small(33))
@@ -264,14 +279,13 @@ class TestRefusals:
             "attention(x, x, x, Pattern.local(2), backend='triton')"
         )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert "triton: on a CUDA device only, or on the CPU where TRITON_INTERPRET=1 was set" in done.stderr
+        assert "triton: on the CPU only where TRITON_INTERPRET=1 was set" in done.stderr
 
     def test_float64_on_a_gpu(self):
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        with FakeTensorMode(), pytest.raises(ValueError, match="float16 only, got float64"):
-            x = torch.empty(1, 1, 9, 4, dtype=torch.float64, device="cuda")
-            attention(x, x, x, Pattern.local(2), backend="triton")
+        """Asked of what a predicate reads, so that no GPU is needed."""
+        cuda = SimpleNamespace(device=torch.device("cuda"))
+        call = SimpleNamespace(permutes_each_prefix=False, q=cuda, compute_dtype=torch.float64)
+        assert backend.unsupported(call) == "float32, bfloat16 and float16 only, got float64"
 
 
 def a_call(pattern: Pattern, n: int, *, heads: tuple[int, int] = (1, 1), documents: Tensor | None = None) -> Call:
@@ -299,10 +313,10 @@ class TestWork:
         [
             (Pattern.local(256), 1.3),
             (Pattern.stochastic(256, shape="block"), 1.15),
-            (Pattern.stochastic(256), 2.2),
+            (Pattern.stochastic(256), 2.1),
             (Pattern.stochastic(256, scope="prefix", shape="block"), 1.4),
-            (Pattern.stochastic(256, scope="prefix"), 2.4),
-            (union(256, shape="block"), 1.3),
+            (Pattern.stochastic(256, scope="prefix"), 1.9),
+            (Pattern.stochastic(256, shape="block", local=256, sinks=4), 1.5),
         ],
         ids=str,
     )
@@ -314,13 +328,12 @@ class TestWork:
             ratios.append(work.pairs_computed / work.pairs_needed)
         assert max(ratios) <= most
 
-    def test_sorting_groups_saves_tiles(self, monkeypatch):
-        monkeypatch.undo()
+    def test_sorting_groups_saves_tiles(self):
         call = a_call(Pattern.stochastic(256), 8192)
         sorted_tiles = count_work(call, 64, 64).tiles
         (p,) = lower(call)
         assert sorted_tiles < 0.95 * (8192 / 64) * ((2 * 256 + 64) / 64 + 0.5)
-        assert schedule.schedule(call, p).key_group == 256
+        assert schedule.schedule(call, p).group == 256
 
 
 class Seen(TorchDispatchMode):

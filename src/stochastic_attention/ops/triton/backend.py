@@ -16,42 +16,40 @@ from ..merge import apply_sink
 from .operator import attend
 
 _WIDEST = 256  # of a head, whose sums are held in registers
+_OLDEST = (8, 0)
 _MOST_ROWS = 2**31 - 1  # the kernels count rows and slots in 32 bits
 
 
 def unsupported(call: Call) -> str | None:
-    """Whole sequences on a CUDA device, in float32 or below; elsewhere under Triton's interpreter."""
+    """Whole sequences on a CUDA device, in float32 or below; on a CPU under Triton's interpreter, in any dtype."""
     if call.permutes_each_prefix:
         return 'decode=True with scope "sequence" gives every query a permutation of its own, and passes share one'
-    reason = _why_not_on(call.q.device.type)
-    if reason is not None:
-        return reason
-    if call.compute_dtype == torch.float64 and call.q.device.type != "cpu":
+    device = call.q.device.type
+    if device not in ("cuda", "cpu"):
+        return f"on a CUDA device only, got {call.q.device}"
+    if call.compute_dtype == torch.float64 and device != "cpu":
         return "float32, bfloat16 and float16 only, got float64"
     if max(call.q.shape[-1], call.v.shape[-1]) > _WIDEST:
         return f"head dimensions up to {_WIDEST}, got {call.q.shape[-1]} and {call.v.shape[-1]}"
     if max(call.q.shape[2], call.k.shape[2]) > _MOST_ROWS:
         return f"at most {_MOST_ROWS} queries and keys"
-    return None
+    return _why_not_here(device)
 
 
 @torch.compiler.assume_constant_result
-def _why_not_on(device: str) -> str | None:
+def _why_not_here(device: str) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed"
-    if device == "cuda" or (device == "cpu" and _is_interpreted()):
-        return None
-    return (
-        f"on a CUDA device only, or on the CPU where TRITON_INTERPRET=1 was set before triton was loaded, got {device}"
-    )
+    if device == "cpu":
+        from triton import JITFunction
 
+        from .forward import forward
 
-def _is_interpreted() -> bool:
-    from triton import JITFunction
-
-    from .forward import forward
-
-    return not isinstance(forward, JITFunction)
+        compiled = isinstance(forward, JITFunction)
+        return "on the CPU only where TRITON_INTERPRET=1 was set before triton was loaded" if compiled else None
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < _OLDEST:
+        return f"compute capability {_OLDEST} or later, got {torch.cuda.get_device_capability()}"
+    return None
 
 
 def run(call: Call) -> tuple[Tensor, Tensor]:

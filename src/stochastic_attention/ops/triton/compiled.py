@@ -8,10 +8,10 @@ compiles every kernel for each compute capability, dtype and head dimension, and
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,18 +25,20 @@ from ..pattern import Pattern
 from ..plan import lower
 from .launch import Bad, launch_arguments
 from .schedule import schedule
-from .sizes import Kernel
+from .sizes import Kernel, choose
 
 KERNELS: tuple[Kernel, ...] = ("forward", "of_queries", "of_keys")
 DTYPES = ("bfloat16", "float16", "float32")
 DIMS = (16, 32, 64, 96, 128, 256)
 CAPABILITIES = (80, 90)
-# What a program may hold of shared memory, in bytes.
-SHARED = {80: 163 * 1024, 90: 227 * 1024}
+# What a program may hold of shared memory, in bytes: for all 8.x and 12.x, and for 9.0.
+SHARED = {80: 99 * 1024, 90: 227 * 1024}
+# Bytes a thread may spill: what the widest heads cannot do without.
+SPILLED = {80: 0, 90: 0}
 # The leanest pass, and one with all that a pass may have but a softcap.
 PASSES = {
     "block": Pattern.stochastic(64, shape="block"),
-    "sliding": Pattern.stochastic(64, local=8, sinks=2, correction=0.5),
+    "sliding": Pattern.stochastic(256, local=8, sinks=2, correction=0.5),
 }
 
 
@@ -58,16 +60,14 @@ class Compiled:
     shared: int
 
 
-def compile_kernel(
-    kernel: Kernel, capability: int, dtype: str, dim: int, of: str, *, checked: bool = False
-) -> Compiled:
+def compile_kernel(kernel: Kernel, capability: int, dtype: str, dim: int, of: str) -> Compiled:
     """Compile `kernel` for one pass of the pattern `PASSES[of]`, to machine code."""
     from triton import compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function, arguments = _instance(kernel, dtype, dim, of, checked)
-    options = {name: arguments.pop(name) for name in ("num_warps", "num_stages")}
+    function, arguments = _instance(kernel, capability, dtype, dim, of)
+    options = {name: arguments.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     signature, constants, attributes = _specialise(function, arguments)
     built = compile(
         ASTSource(function, signature, constants, attributes), target=GPUTarget("cuda", capability, 32), options=options
@@ -79,12 +79,12 @@ def compile_kernel(
     )  # fmt: skip
 
 
-def _instance(kernel: Kernel, dtype: str, dim: int, of: str, checked: bool) -> tuple[Any, dict[str, Any]]:
-    """The function, and the arguments that a call of 256 tokens would launch it with."""
+def _instance(kernel: Kernel, capability: int, dtype: str, dim: int, of: str) -> tuple[Any, dict[str, Any]]:
+    """The function, and the arguments that a call of 512 tokens would launch it with."""
     from . import backward, forward
 
-    x = torch.zeros(2, 16, 256, dim, dtype=getattr(torch, dtype))
-    layout = make_layout(None, None, batch=2, queries=256, keys=256, device=x.device)
+    x = torch.zeros(2, 16, 512, dim, dtype=getattr(torch, dtype))
+    layout = make_layout(None, None, batch=2, queries=512, keys=512, device=x.device)
     call = Call.checked(x, x, x, PASSES[of], layout=layout)
     s = schedule(call, lower(call)[-1])
     lse = x.new_zeros(x.shape[:-1], dtype=torch.float32)
@@ -93,8 +93,9 @@ def _instance(kernel: Kernel, dtype: str, dim: int, of: str, checked: bool) -> t
     else:
         gradients = {"dq": x} if kernel == "of_queries" else {"dk": x, "dv": x}
         results = {"d_out": x, "lse": lse, "delta": lse, **gradients}
-    _, arguments = launch_arguments(kernel, call, s, Bad.of(call), results)
-    arguments |= {"CHECKED": checked, "FIRST" if kernel == "of_keys" else "FRESH": s.fresh}
+    sizes = choose(kernel, dim, dim, x.dtype.itemsize, divmod(capability, 10))
+    _, arguments = launch_arguments(kernel, sizes, call, s, Bad.of(call), results)
+    arguments |= {"CHECKED": False, "FIRST" if kernel == "of_keys" else "FRESH": s.fresh}
     return getattr(forward if kernel == "forward" else backward, kernel), arguments
 
 
@@ -133,30 +134,36 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return int(numbers[1]), int(numbers[2])
 
 
-def every() -> Iterator[Compiled]:
-    """The whole product, one after the other: some minutes."""
-    for capability in CAPABILITIES:
-        for kernel in KERNELS:
-            for dtype in DTYPES:
-                for dim in DIMS:
-                    for of in PASSES:
-                        yield compile_kernel(kernel, capability, dtype, dim, of)
-
-
 def line(c: Compiled) -> str:
     """For people."""
     return (
-        f"{c.kernel:<10} {c.capability:>3} {c.dtype:<8} {c.dim:>4} {c.of:<8} {c.block_m:>4} x {c.block_n:<4}"
-        f"{c.warps:>2} warps {c.stages} stages {c.registers:>4} registers {c.spilled:>5} B spilled {c.shared / 1024:>6.1f} KiB"
+        f"{c.kernel:<10} {c.capability} {c.dtype:<8} {c.dim:>3} {c.of:<7} {c.block_m:>3} x {c.block_n:<3}"
+        f" {c.warps} warps {c.stages} stages {c.registers:>3} registers {c.spilled:>4} B spilled"
+        f" {c.shared / 1024:>5.1f} KiB shared"
     )
 
 
-if __name__ == "__main__":
-    import sys
+def main() -> None:
+    """Compile, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capabilities", default=",".join(map(str, CAPABILITIES)), help="comma-separated")
+    parser.add_argument("--dtypes", default=",".join(DTYPES), help="comma-separated")
+    parser.add_argument("--dims", default=",".join(map(str, DIMS)), help="head dimensions, comma-separated")
+    parser.add_argument("--passes", default=",".join(PASSES), help="comma-separated")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    args = parser.parse_args()
+    kernels = []
+    for capability in map(int, args.capabilities.split(",")):
+        for kernel in KERNELS:
+            for dtype in args.dtypes.split(","):
+                for dim in map(int, args.dims.split(",")):
+                    for of in args.passes.split(","):
+                        kernels.append(compile_kernel(kernel, capability, dtype, dim, of))
+                        print(line(kernels[-1]), flush=True)
+    if args.output is not None:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps({"results": {"kernels": [asdict(c) for c in kernels]}}, indent=1) + "\n")
 
-    k, cap, dt, dim, of = sys.argv[1:6]
-    for kk in KERNELS if k == "all" else [k]:
-        for d in map(int, dim.split(",")):
-            for o in of.split(","):
-                for c in map(int, cap.split(",")):
-                    print(line(compile_kernel(kk, c, dt, d, o)), flush=True)
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..call import Call
 from ..plan import lower
 from .schedule import CHUNK, Schedule, schedule, tiles
-from .sizes import Kernel, choose, padded
+from .sizes import Kernel, Sizes, choose, padded
 
 _ROWS_OF_PREPARE = 32
 
@@ -130,13 +130,17 @@ def _launch(
     **flags: bool,
 ) -> None:
     """One pass."""
-    programs, arguments = launch_arguments(name, call, s, bad, results)
+    q = call.q
+    capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
+    itemsize = max(x.dtype.itemsize for x in (q, call.k, call.v))
+    sizes = choose(name, q.shape[-1], call.v.shape[-1], itemsize, capability)
+    programs, arguments = launch_arguments(name, sizes, call, s, bad, results)
     for checked in (False, True):
         kernel[(programs,)](**arguments, **flags, CHECKED=checked)
 
 
 def launch_arguments(
-    name: Kernel, call: Call, s: Schedule, bad: Bad, results: dict[str, Tensor]
+    name: Kernel, sizes: Sizes, call: Call, s: Schedule, bad: Bad, results: dict[str, Tensor]
 ) -> tuple[int, dict[str, Any]]:
     """Programs, and the arguments of a kernel but for its flags.
 
@@ -144,9 +148,7 @@ def launch_arguments(
     """
     q, k, v = call.q, call.k, call.v
     of_keys = name == "of_keys"
-    sizes = choose(name, q.shape[-1], v.shape[-1], max(x.dtype.itemsize for x in (q, k, v)))
     t = tiles(s, sizes.block_m, sizes.block_n)
-    group, block = (s.query_group, sizes.block_m) if of_keys else (s.key_group, sizes.block_n)
     query_tiles, key_tiles = t.queries.shape[-1], t.keys.shape[-1]
     programs = q.shape[0] * (k.shape[1] * key_tiles if of_keys else q.shape[1] * query_tiles)
     rule = s.rule
@@ -193,14 +195,15 @@ def launch_arguments(
         "BLOCK_DV": padded(v.shape[-1]),
         "BLOCK_M": sizes.block_m,
         "BLOCK_N": sizes.block_n,
-        "CHUNK": group // block or CHUNK,
-        "SORTED": group > 0,
+        "CHUNK": s.group // (sizes.block_m if of_keys else sizes.block_n) or CHUNK,
+        "SORTED": s.group > 0,
         "RULE": 0 if rule is None else 1 if rule.causal else 2,
         "SOFTCAP": call.softcap is not None,
         "BIAS": s.bias is not None,
         "PRECISION": _precision(q.device),
         "num_warps": sizes.warps,
         "num_stages": sizes.stages,
+        "enable_fp_fusion": True,
     }
 
 

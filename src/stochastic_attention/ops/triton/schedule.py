@@ -12,6 +12,7 @@ Shapes: B', H' as in `plan`; M query slots, K key slots, in tiles of BM and BN.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +36,7 @@ class Schedule:
         start, stop, query_position, bias: [B', H', M], as in `Pass`.
         key_rows, key_position: [B', H' or 1, K].
         key_slot: [B', H' or 1, K], the slot of `Pass` that each key stood in; None where that is where it stands.
-        query_group, key_group: slots that were sorted together, 0 where none were.
+        group: slots that were sorted together, 0 where none were.
     """
 
     query_rows: Tensor
@@ -48,8 +49,7 @@ class Schedule:
     key_slot: Tensor | None
     rule: Rule | None
     fresh: bool
-    query_group: int
-    key_group: int
+    group: int
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,12 @@ class Tiles:
 
 def schedule(call: Call, p: Pass) -> Schedule:
     """Sort the groups of a pass of `call`, where that saves work."""
-    by_rank = call.pattern.kind == "stochastic" and call.pattern.shape == "sliding"
-    key_group = query_group = 0
     order_q = order_k = None
     used = (p.query_rows >= 0) & (p.stop > p.start)
-    if by_rank and p.rule is not None and p.rule.causal:
-        keys, queries = p.key_rows.shape[-1], p.query_rows.shape[-1]
-        key_group = _group(call.pattern.reach, keys)
-        query_group = max(_SMALLEST_GROUP, key_group // max(1, keys // queries))  # the same ranks, of fewer queries
-        order_q = _sort_groups(p.query_position.masked_fill(~used, NONE), query_group)
-        order_k = _sort_groups(p.key_position, key_group)
+    group = _group(call) if p.rule is not None and p.rule.causal else 0
+    if group:
+        order_q = _sort_groups(p.query_position.masked_fill(~used, NONE), group)
+        order_k = _sort_groups(p.key_position, group)
 
     def sort(x: Tensor, order: Tensor | None) -> Tensor:
         return x.contiguous() if order is None else x.gather(-1, order)
@@ -94,16 +90,21 @@ def schedule(call: Call, p: Pass) -> Schedule:
         key_slot=None if order_k is None else order_k.to(torch.int32),
         rule=p.rule,
         fresh=p.fresh,
-        query_group=query_group,
-        key_group=key_group,
+        group=group,
     )
 
 
-def _group(reach: int, keys: int) -> int:
-    """The power of two that touches the fewest tiles: large groups tell positions apart, and add a larger halo."""
-    tile = _SMALLEST_GROUP // 2
-    sizes = [_SMALLEST_GROUP << i for i in range(4) if i == 0 or _SMALLEST_GROUP << i < 2 * keys]
-    return min(sizes, key=lambda size: (size + 2 * reach) * (1 + tile / size))
+def _group(call: Call) -> int:
+    """Slots to sort together, 0 for none: large groups tell positions apart, and add a larger halo.
+
+    The power of two is the one that computes the fewest tiles. In scope "prefix" none pays: half of a level's keys
+    are earlier than all of its queries anyway.
+    """
+    pattern = call.pattern
+    by_rank = pattern.kind == "stochastic" and pattern.shape == "sliding" and pattern.scope == "sequence"
+    if not by_rank or pattern.reach < 2 * _SMALLEST_GROUP:
+        return 0
+    return 1 << (math.isqrt(2 * _SMALLEST_GROUP * pattern.reach).bit_length() - 1)
 
 
 def _sort_groups(position: Tensor, size: int) -> Tensor:
@@ -116,8 +117,7 @@ def _sort_groups(position: Tensor, size: int) -> Tensor:
 
 def tiles(s: Schedule, block_m: int, block_n: int) -> Tiles:
     """Cut a schedule into tiles of `block_m` queries and `block_n` keys."""
-    for group, block in ((s.query_group, block_m), (s.key_group, block_n)):
-        assert group % block == 0
+    assert s.group % block_m == s.group % block_n == 0
     used = s.query_rows >= 0
     start, stop, position = (
         (_extreme(x, block_m, used, NONE), _extreme(x, block_m, used, -1)) for x in (s.start, s.stop, s.query_position)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kernel = Literal["forward", "of_queries", "of_keys"]
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """`block_m` queries, `block_n` keys."""
 
     block_m: int
@@ -18,14 +16,20 @@ class Sizes:
     stages: int
 
 
-# By the wider of the two head dimensions, rounded up to a power of two. What compiles without spills for compute
-# capabilities 8.0 and 9.0: see `compiled`.
-_HALF: dict[Kernel, dict[int, Sizes]] = {
-    "forward": {64: Sizes(128, 64, 4, 3), 128: Sizes(128, 64, 8, 3), 256: Sizes(64, 32, 4, 2)},
-    "of_queries": {64: Sizes(128, 64, 8, 2), 128: Sizes(64, 64, 4, 2), 256: Sizes(64, 32, 8, 1)},
-    "of_keys": {64: Sizes(64, 128, 8, 2), 128: Sizes(32, 128, 8, 2), 256: Sizes(32, 64, 8, 1)},
+# By the wider head dimension, padded. The largest tiles that `compiled` finds to be free of spills, or nearly. What is
+# not of the architectures with 227 KiB of shared memory a program must do with 99 KiB.
+_Table = dict[Kernel, dict[int, Sizes]]
+_HALF_LARGE: _Table = {
+    "forward": {64: Sizes(128, 64, 4, 3), 128: Sizes(128, 64, 8, 3), 256: Sizes(64, 64, 8, 2)},
+    "of_queries": {64: Sizes(64, 64, 4, 2), 128: Sizes(64, 64, 4, 2), 256: Sizes(32, 32, 8, 1)},
+    "of_keys": {64: Sizes(32, 128, 8, 2), 128: Sizes(32, 64, 8, 2), 256: Sizes(32, 32, 8, 1)},
 }
-_SINGLE: dict[Kernel, dict[int, Sizes]] = {
+_HALF: _Table = {
+    "forward": {64: Sizes(128, 64, 4, 2), 128: Sizes(128, 64, 8, 2), 256: Sizes(64, 32, 8, 2)},
+    "of_queries": {64: Sizes(128, 32, 4, 2), 128: Sizes(64, 64, 8, 2), 256: Sizes(32, 32, 8, 1)},
+    "of_keys": {64: Sizes(32, 64, 4, 1), 128: Sizes(32, 64, 8, 2), 256: Sizes(32, 32, 8, 1)},
+}
+_SINGLE: _Table = {
     "forward": {64: Sizes(64, 32, 4, 2), 128: Sizes(64, 32, 8, 2), 256: Sizes(32, 32, 8, 1)},
     "of_queries": {64: Sizes(64, 32, 4, 2), 128: Sizes(32, 32, 4, 1), 256: Sizes(32, 16, 8, 1)},
     "of_keys": {64: Sizes(32, 64, 4, 2), 128: Sizes(32, 32, 4, 1), 256: Sizes(16, 32, 8, 1)},
@@ -37,7 +41,7 @@ def padded(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())
 
 
-def choose(kernel: Kernel, dim: int, dim_v: int, bytes_of_item: int) -> Sizes:
-    """The sizes for head dimensions `dim` and `dim_v`, of items of 2 or 4 bytes (8: the interpreter alone)."""
-    table = (_HALF if bytes_of_item == 2 else _SINGLE)[kernel]
-    return table[max(64, padded(dim), padded(dim_v))]
+def choose(kernel: Kernel, dim: int, dim_v: int, itemsize: int, capability: tuple[int, int]) -> Sizes:
+    """The sizes for head dimensions `dim` and `dim_v`; `itemsize` is the largest of q, k and v."""
+    half = _HALF_LARGE if capability[0] in (9, 10) else _HALF
+    return (half if itemsize == 2 else _SINGLE)[kernel][max(64, padded(dim), padded(dim_v))]

@@ -50,8 +50,8 @@ def count_work(call: Call, block_m: int, block_n: int) -> Work:
 
 def _count(s: Schedule, t: Tiles, block_n: int) -> tuple[int, int]:
     """(tiles computed, those of them that are allowed whole): the loop of the kernels over chunks of key tiles."""
-    chunk = s.key_group // block_n or CHUNK
-    step = chunk * block_n if s.key_group else block_n
+    chunk = s.group // block_n or CHUNK
+    step = chunk * block_n if s.group else block_n
     queries = t.queries[..., None].long().unbind(2)
     key_tiles = t.keys.shape[-1]
     keys = t.keys.expand(*t.queries.shape[:2], -1, -1)
