@@ -28,6 +28,7 @@ _PRODUCTS: dict[Kernel, int] = {"forward": 2, "of_queries": 3, "of_keys": 4}
 # Tensors with a row a query, and with a row a key, that each kernel reads or writes.
 _TENSORS: dict[Kernel, tuple[int, int]] = {"forward": (2, 2), "of_queries": (3, 2), "of_keys": (2, 4)}
 _ITEM = 2  # bytes, of half precision
+_CAPABILITY = (9, 0)  # of the card that is predicted
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _of_sequence(pattern: Pattern, case: Case, heads: int) -> Counts:
         passes = lower(call)
     flops = memory = cache = computed = needed = 0
     for kernel in kernels:
-        sizes = choose(kernel, case.head_dim, case.head_dim, _ITEM)
+        sizes = choose(kernel, case.head_dim, case.head_dim, _ITEM, _CAPABILITY)
         # The backward plans again.
         if kernel != "of_keys":
             with planning:
