@@ -35,12 +35,13 @@ def resources(kernel, arguments: dict, capability: int) -> dict[str, int]:
     signature, constants, aligned = {}, {}, {}
     for place, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        specialised = type(value) is int and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (specialised and value == 1):
             signature[parameter.name], constants[(place,)] = "constexpr", value
             continue
         tensor = isinstance(value, torch.Tensor)
         signature[parameter.name] = f"*{TYPES[value.dtype]}" if tensor else "fp32" if type(value) is float else "i32"
-        if tensor or value % 16 == 0:
+        if tensor or (specialised and value % 16 == 0):
             aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, aligned)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

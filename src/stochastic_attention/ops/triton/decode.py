@@ -25,7 +25,10 @@ def _tanh(x):  # a device function
     return tl.where(square < 0.0625, series, tl.where(x < 0, -quotient, quotient))
 
 
-@triton.jit
+# A cache that grows by a token, or another number of rows, must not compile anew.
+@triton.jit(
+    do_not_specialize=["order_batch", "order_head", "kv_heads", "queries", "keys", "columns", "columns_of_part"],
+)
 def attend_part(
     q,
     k,
@@ -142,7 +145,7 @@ def attend_part(
     tl.store(part_out + at[:, None] * DIM_V + dv, out, mask=is_row[:, None] & (dv < DIM_V))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def merge_parts(
     part_out,
     part_lse,
@@ -170,7 +173,12 @@ def merge_parts(
         tl.store(out + row * DIM_V + dv, tl.sum(rows * weights[:, None], axis=0) / total, mask=dv < DIM_V)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        *("token_batch", "token_query", "table_half", "table_head", "heads", "queries", "keys", "columns"),
+        *("window", "span", "sinks"),
+    ]
+)
 def find_columns(
     token,  # int64 [B', Nq]
     table,  # int32 [2, H', ...], of `rank_tables`; not read where RANDOM is false
