@@ -8,6 +8,7 @@ from stochastic_attention.benchmark import workloads
 from stochastic_attention.benchmark.memory import measure_memory
 from stochastic_attention.benchmark.oracle import check_against_oracle, check_decoding_against_oracle
 from stochastic_attention.benchmark.workloads import METHODS, Workload, patterns_of
+from stochastic_attention.commands import bench
 from stochastic_attention.records import Record
 
 SMALL = ["--heads", "2", "--head-dim", "8", "--window", "8", "--repeats", "1"]
@@ -87,6 +88,14 @@ def test_the_fastest_full_attention_is_the_one_to_beat_and_a_missing_one_says_wh
     assert seconds[results["speed"][0]["full_kernel"]] == min(seconds.values())
 
 
+def test_without_matplotlib_there_is_no_figure_and_all_else(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    options = ["--patterns", "swa", "--lengths", "64", "--output", str(tmp_path / "b.json")]
+    assert cli.main(["bench", *SMALL, *options, "--plot", str(tmp_path / "b.png")]) == 0
+    assert "is not drawn: matplotlib is not installed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["b.json"]
+
+
 def test_memory_is_measured_in_a_process_of_its_own():
     workload = Workload(length=4096, heads=2, head_dim=16, window=16, device="cpu", dtype="float32")
     memory = measure_memory("sliding", workload, backward=True, backend=None)
@@ -124,6 +133,10 @@ def test_the_gate_lets_rounding_pass(dtype):
         (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
         (["--repeats", "0"], "repeats must be an integer >= 1, got 0"),
+        (
+            ["--predictions", "nowhere.json"],
+            "predictions must be a file that `sattn predict` wrote, got 'nowhere.json'",
+        ),
         (["--replay"], "replay needs a CUDA device, got 'cpu'"),
         (["--full", "fast"], "full must be one of"),
         (["--budget", "-1"], "budget must be a finite number >= 0.0, got -1.0"),

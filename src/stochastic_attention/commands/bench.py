@@ -144,6 +144,8 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
     check_count("tokens", args.tokens, minimum=0)
     if args.replay and not args.device.startswith("cuda"):
         raise ValueError(f"replay needs a CUDA device, got {args.device!r}")
+    if args.predictions and not args.predictions.is_file():
+        raise ValueError(f"predictions must be a file that `sattn predict` wrote, got {str(args.predictions)!r}")
     if args.budget is not None:
         check_real("budget", args.budget, minimum=0.0)
 
