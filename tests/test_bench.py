@@ -89,7 +89,7 @@ def test_the_fastest_full_attention_is_the_one_to_beat_and_a_missing_one_says_wh
 
 
 def test_without_matplotlib_there_is_no_figure_and_all_else(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    monkeypatch.setattr(bench, "find_spec", lambda _name: None)
     options = ["--patterns", "swa", "--lengths", "64", "--output", str(tmp_path / "b.json")]
     assert cli.main(["bench", *SMALL, *options, "--plot", str(tmp_path / "b.png")]) == 0
     assert "is not drawn: matplotlib is not installed" in capsys.readouterr().err
