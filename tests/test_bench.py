@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stochastic_attention import backend_names, cli
-from stochastic_attention.benchmark import workloads
+from stochastic_attention.benchmark import speed, workloads
 from stochastic_attention.benchmark.memory import measure_memory
 from stochastic_attention.benchmark.oracle import check_against_oracle, check_decoding_against_oracle
 from stochastic_attention.benchmark.workloads import METHODS, Workload, patterns_of
@@ -53,6 +53,21 @@ def test_a_step_of_decoding_is_measured(tmp_path, capsys):
             keys = sum(int(p.dense_mask(line["length"])[0, -1].sum()) for p in patterns_of(line["pattern"], 8))
             assert line["limit"] == pytest.approx(line["length"] / keys)
     assert f"{results['decode'][-1]['speedup']:.2f}x" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("draw", "steps"), [("once", {0}), ("always", {0, 1, 2})])
+def test_permutations_are_drawn_once_or_for_every_call(draw, steps, tmp_path, monkeypatch):
+    seen = []
+
+    def attend(*inputs, step, **options):
+        seen.append(step)
+        return right(*inputs, step=step, **options)
+
+    right = speed.attend
+    monkeypatch.setattr(speed, "attend", attend)
+    options = ["--patterns", "block", "--lengths", "64", "--draw", draw, "--output", str(tmp_path / "b.json")]
+    assert cli.main(["bench", *SMALL, *options, "--repeats", "2"]) == 0
+    assert {*seen} == steps
 
 
 def test_a_run_is_taken_up_where_it_stopped(tmp_path, capsys):
@@ -137,6 +152,8 @@ def test_the_gate_lets_rounding_pass(dtype):
             ["--predictions", "nowhere.json"],
             "predictions must be a file that `sattn predict` wrote, got 'nowhere.json'",
         ),
+        (["--draw", "never"], "draw must be one of 'once', 'always', got 'never'"),
+        (["--draw", "always", "--passes", "decode"], "draw must be 'once' for decode"),
         (["--replay"], "replay needs a CUDA device, got 'cpu'"),
         (["--full", "fast"], "full must be one of"),
         (["--budget", "-1"], "budget must be a finite number >= 0.0, got -1.0"),

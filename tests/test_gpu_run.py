@@ -45,16 +45,16 @@ class TestScript:
     def test_it_checks_first_and_keeps_within_its_budget(self, tmp_path):
         code, calls = run_script(tmp_path, "--budget", "100")
         assert code == 0
-        assert [call[0] for call in calls] == ["check", "bench", "bench", "bench"]
+        assert [call[0] for call in calls] == ["check", *["bench"] * 4]
         parsed = [cli.build_parser().parse_args(call) for call in calls]  # or it exits
         assert all(args.device == "cuda" for args in parsed)
         assert 0 < parsed[1].budget <= 40
-        assert 0 < parsed[2].budget <= 60
+        assert 0 < parsed[2].budget <= 40
         assert 0 < parsed[3].budget <= 90
-        assert parsed[3].replay
+        assert [(args.draw, args.replay) for args in parsed[2:]] == [("once", False), ("always", False), ("once", True)]
         assert "moba" not in parsed[1].patterns
 
-    @pytest.mark.parametrize(("failing", "calls"), [("check", 1), ("bench", 4)])
+    @pytest.mark.parametrize(("failing", "calls"), [("check", 1), ("bench", 5)])
     def test_what_is_wrong_is_not_timed_and_what_fails_is_told_at_the_end(self, tmp_path, failing, calls):
         code, made = run_script(tmp_path, failing=failing)
         assert code == 1
@@ -62,7 +62,7 @@ class TestScript:
 
     def test_a_small_budget_leaves_none_rather_than_less(self, tmp_path):
         _, calls = run_script(tmp_path, "--budget", "5")
-        assert [call[-1] for call in calls[1:]] == ["0", "0", "0"]
+        assert [call[-1] for call in calls[1:]] == ["0"] * 4
 
     def test_an_unknown_option_is_explained(self, tmp_path):
         assert run_script(tmp_path, "--nonsense") == (2, [])

@@ -86,14 +86,13 @@ def _of_sequence(pattern: Pattern, case: Case, heads: int) -> Counts:
     kernels: list[Kernel] = ["forward"] if case.direction == "forward" else ["forward", "of_queries", "of_keys"]
     with _Operations() as planning:
         passes = lower(call)
+        schedules = [schedule(call, p) for p in passes]  # kept for the backward
     flops = memory = cache = computed = needed = 0
     for kernel in kernels:
         sizes = choose(kernel, case.head_dim, case.head_dim, _ITEM, _CAPABILITY)
-        # The backward plans again.
-        if kernel != "of_keys":
-            with planning:
-                for p in lower(call) if kernel == "of_queries" else passes:
-                    tiles(schedule(call, p), sizes.block_m, sizes.block_n)
+        with planning:
+            for s in schedules:
+                tiles(s, sizes.block_m, sizes.block_n)
         work = count_work(call, sizes.block_m, sizes.block_n)
         if kernel == "forward":
             computed, needed = work.pairs_computed, work.pairs_needed

@@ -13,9 +13,18 @@ Predictions = Mapping[tuple[str, str, int, int, int], Mapping[str, Any]]
 _LABELS = {"forward": "forward", "backward": "forward+backward", "decode": "decode"}
 
 
-def by_case(rows: Sequence[Mapping[str, Any]]) -> Predictions:
-    """Rows of `sattn predict`, by method, direction, length, head dimension and batch."""
-    return {_key(row, row["direction"]): row for row in rows}
+def by_case(rows: Sequence[Mapping[str, Any]], *, planned_ahead: bool) -> Predictions:
+    """Rows of `sattn predict`, by method, direction, length, head dimension and batch.
+
+    `planned_ahead` leaves planning out of them, except of steps of decoding, which plan nothing ahead.
+    """
+    found = {}
+    for row in rows:
+        if planned_ahead and row["direction"] != "decode":
+            seconds = row["seconds"] - row["seconds_of_planning"]
+            row = {**row, "seconds": seconds, "speedup": row["speedup_planned_ahead"]}
+        found[_key(row, row["direction"])] = row
+    return found
 
 
 def speed_line(row: Mapping[str, Any], direction: str, predictions: Predictions) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import count, repeat
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,6 +15,8 @@ from .full_attention import full_attention
 from .sweep import in_a_line
 from .timing import Op, medians, replayed, stopwatch
 from .workloads import Direction, Inputs, Workload, attend, gradients, patterns_of
+
+Draw = Literal["once", "always"]
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,13 @@ def measure_speed(
     backend: str | None,
     full_kernels: Iterable[str] = ("auto",),
     replay: bool = False,
+    draw: Draw = "once",
 ) -> tuple[list[Timing], list[FullTiming]]:
     """Time each method, and full attention by each of its kernels.
 
     On a CUDA device a step of decoding is run as a CUDA graph, and with `replay` everything is: no host in between.
+    `draw` "always" gives every call a permutation of its own, as in training; with "once" a backend may keep what it
+    has sorted, as in evaluation.
 
     Raises:
         RuntimeError: none of the kernels of full attention takes the call.
@@ -76,8 +83,9 @@ def measure_speed(
     if not fulls:
         raise RuntimeError(f"no kernel of full attention takes the call: {missing}")
     ops: dict[str, Callable[[], Tensor]] = {f"full {kernel}": op for kernel, op in fulls.items()}
+    steps = count() if draw == "always" else repeat(0)
     for name in names:
-        ops[name] = lambda name=name: attend(name, workload.window, inputs, backend=backend)
+        ops[name] = lambda name=name: attend(name, workload.window, inputs, backend=backend, step=next(steps))
     completed = {name: complete(op) for name, op in ops.items()}
     seconds = medians(completed, stopwatch(workload.device, short=decodes), repeats=repeats)
 

@@ -78,9 +78,9 @@ class Inputs:
     place: Tensor | None
 
 
-def attend(name: str, window: int, x: Inputs, *, backend: str | None) -> Tensor:
-    """A method's output, [B, H, Nq, D]."""
-    options: dict[str, Any] = {"backend": backend}
+def attend(name: str, window: int, x: Inputs, *, backend: str | None, step: int = 0) -> Tensor:
+    """A method's output, [B, H, Nq, D]; random patterns by the permutation of `step`."""
+    options: dict[str, Any] = {"backend": backend, "step": step}
     if x.place is not None:
         options |= {"decode": True, "query_positions": x.place}
     parts = [attention(x.q, x.k, x.v, pattern, **options) for pattern in patterns_of(name, window)]

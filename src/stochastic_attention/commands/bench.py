@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run all as CUDA graphs, as decoding is on such a device: no host in between",
     )
+    parser.add_argument(
+        "--draw",
+        default="once",
+        help="permutations: once, as in evaluation, where what was sorted may be kept; always, as in training",
+    )
     parser.add_argument("--memory", action="store_true", help="also measure peak memory (Linux, or a CUDA device)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that the medians are taken over")
     parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
@@ -77,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
     results: dict[str, Any] = {"speed": [], "decode": [], "memory": [], "full": []}
     if args.resume and args.output.exists():
         results = _unfinished(args.output, config)
-    predictions = by_case(Record.load(args.predictions).results["predictions"]) if args.predictions else {}
+    predictions = {}
+    if args.predictions:
+        rows = Record.load(args.predictions).results["predictions"]
+        predictions = by_case(rows, planned_ahead=args.draw == "once")
 
     args.output.parent.mkdir(parents=True, exist_ok=True)
     record = Record(args.command_line, config, Environment.current(), results)
@@ -135,6 +143,9 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
                 "patterns must do without 'moba' for decode on a CUDA device: its choices are read on the host"
             )
     check_choice("dtype", args.dtype, ("float64", "float32", "bfloat16", "float16"))
+    check_choice("draw", args.draw, ("once", "always"))
+    if args.draw == "always" and (args.replay or "decode" in split_list(args.passes)):
+        raise ValueError("draw must be 'once' for decode and with --replay, where a permutation is kept; got 'always'")
     check_device(args.device)
     for name, values in (("lengths", lengths), ("head_dim", head_dims)):
         for value in values:
@@ -179,7 +190,13 @@ def _measure(args: argparse.Namespace, case: Case, workload: Any, predictions: A
     from ..benchmark.speed import measure_speed
 
     names, fulls = split_list(args.patterns), split_list(args.full)
-    options = {"repeats": args.repeats, "backend": args.backend, "full_kernels": fulls, "replay": args.replay}
+    options = {
+        "repeats": args.repeats,
+        "backend": args.backend,
+        "full_kernels": fulls,
+        "replay": args.replay,
+        "draw": args.draw,
+    }
     timings, of_full = measure_speed(names, workload, case.direction, **options)
     rows: Rows = {"decode" if case.direction == "decode" else "speed": [asdict(x) for x in timings]}
     rows["full"] = [asdict(x) for x in of_full]
