@@ -49,7 +49,8 @@ def of_queries(
     slots, key_slots, query_tiles, key_tiles, local, sinks, scale, softcap,
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, SORTED: tl.constexpr, RULE: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, FRESH: tl.constexpr, CHECKED: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, FRESH: tl.constexpr, CHECKED: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq [B, Hq, Nq, D], dense; added to unless `FRESH`. The rest as in `forward`."""
     if tl.load(any_bad_ptr) != CHECKED:
@@ -62,7 +63,8 @@ def of_queries(
     of_query = tl.minimum(b, order_rows - 1) * order_heads + h * order_heads // heads
     of_key = tl.minimum(b, key_order_rows - 1) * key_order_heads + h * key_order_heads // heads
     accumulator = lse_ptr.dtype.element_ty
-    product = k_ptr.dtype.element_ty if q_ptr.dtype == k_ptr.dtype else accumulator
+    product = k_ptr.dtype.element_ty if q_ptr.dtype == k_ptr.dtype and not WIDE else accumulator
+    product_v = v_ptr.dtype.element_ty if not WIDE else accumulator
 
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     at = of_query * slots + m
@@ -94,7 +96,7 @@ def of_queries(
         d_out_ptr + b * g_b + h * g_h + rows[:, None] * g_n + dv[None, :],
         mask=live[:, None] & (dv < DIM_V)[None, :],
         other=0.0,
-    )
+    ).to(product_v)
     dq = tl.zeros([BLOCK_M, BLOCK_D], dtype=accumulator)
 
     query_tiles_ptr += of_query * 6 * query_tiles
@@ -133,7 +135,6 @@ def of_queries(
             if SOFTCAP:
                 scores = capped(scores, softcap)
                 slope = 1.0 - (scores / softcap) * (scores / softcap)
-            weights = tl.exp2(scores * LOG2_E - lse[:, None])
             if ((whole >> i) & 1) == 0:
                 slot = n
                 if SORTED:
@@ -145,9 +146,10 @@ def of_queries(
                     start[:, None], stop[:, None], query_position[:, None], slot[None, :], key_position[None, :],
                     local, sinks, RULE,
                 )  # fmt: skip
-                weights = tl.where(pairs, weights, 0.0)
+                scores = tl.where(pairs, scores, float("-inf"))
+            weights = tl.exp2(scores * LOG2_E - lse[:, None])
             v = tl.load(v_at) if DIM_V == BLOCK_DV and not CHECKED else tl.load(v_at, mask=v_mask, other=0.0)
-            d_scores = weights * (tl.dot(d_out, v.to(d_out.dtype), input_precision=PRECISION) - delta[:, None])
+            d_scores = weights * (tl.dot(d_out, v.to(product_v), input_precision=PRECISION) - delta[:, None])
             if SOFTCAP:
                 d_scores *= slope
             dq = tl.dot(d_scores.to(product), tl.trans(k), dq, input_precision=PRECISION)
@@ -171,7 +173,8 @@ def of_keys(
     slots, key_slots, query_tiles, key_tiles, local, sinks, scale, softcap,
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, SORTED: tl.constexpr, RULE: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, CHECKED: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, FIRST: tl.constexpr, CHECKED: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk [B, Hkv, Nk, D] and dv [B, Hkv, Nk, Dv], dense; added to unless this pass is the `FIRST`.
 
@@ -187,7 +190,8 @@ def of_keys(
     group = heads // kv_heads
     of_key = tl.minimum(b, key_order_rows - 1) * key_order_heads + kv * key_order_heads // kv_heads
     accumulator = lse_ptr.dtype.element_ty
-    product = k_ptr.dtype.element_ty if q_ptr.dtype == k_ptr.dtype else accumulator
+    product = k_ptr.dtype.element_ty if q_ptr.dtype == k_ptr.dtype and not WIDE else accumulator
+    product_v = v_ptr.dtype.element_ty if not WIDE else accumulator
 
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < key_slots
@@ -209,7 +213,7 @@ def of_keys(
         v_ptr + b * v_b + kv * v_h + key_rows[:, None] * v_n + dv_[None, :],
         mask=readable[:, None] & (dv_ < DIM_V)[None, :],
         other=0.0,
-    )
+    ).to(product_v)
     dk = tl.zeros([BLOCK_N, BLOCK_D], dtype=accumulator)
     dv = tl.zeros([BLOCK_N, BLOCK_DV], dtype=accumulator)
     low, high, k_earliest, k_latest = load_keys(key_tiles_ptr + of_key * 4 * key_tiles, tile, True, key_tiles)
@@ -253,12 +257,11 @@ def of_keys(
                 q = q.to(product)
                 d_out = tl.load(
                     d_out_ptr + b * g_b + h * g_h + rows[:, None] * g_n + dv_[None, :], mask=g_mask, other=0.0
-                )
+                ).to(product_v)
                 scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale
                 if SOFTCAP:
                     scores = capped(scores, softcap)
                     slope = 1.0 - (scores / softcap) * (scores / softcap)
-                weights = tl.exp2(scores * LOG2_E - lse[None, :])
                 if ((whole >> i) & 1) == 0:
                     start = tl.load(start_ptr + at, mask=m < slots, other=0)
                     stop = tl.load(stop_ptr + at, mask=m < slots, other=0)
@@ -267,9 +270,10 @@ def of_keys(
                         start[None, :], stop[None, :], query_position[None, :], slot[:, None], key_position[:, None],
                         local, sinks, RULE,
                     )  # fmt: skip
-                    weights = tl.where(pairs, weights, 0.0)
-                dv = tl.dot(weights.to(d_out.dtype), d_out, dv, input_precision=PRECISION)
-                d_weights = tl.dot(v.to(d_out.dtype), tl.trans(d_out), input_precision=PRECISION)
+                    scores = tl.where(pairs, scores, float("-inf"))
+                weights = tl.exp2(scores * LOG2_E - lse[None, :])
+                dv = tl.dot(weights.to(product_v), d_out, dv, input_precision=PRECISION)
+                d_weights = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)
                 d_scores = weights * (d_weights - delta[None, :])
                 if SOFTCAP:
                     d_scores *= slope

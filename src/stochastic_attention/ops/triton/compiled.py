@@ -95,7 +95,7 @@ def _instance(kernel: Kernel, capability: int, dtype: str, dim: int, of: str) ->
         results = {"d_out": x, "lse": lse, "delta": lse, **gradients}
     sizes = choose(kernel, dim, dim, x.dtype.itemsize, divmod(capability, 10))
     _, arguments = launch_arguments(kernel, sizes, call, s, Bad.of(call), results)
-    arguments |= {"CHECKED": False, "FIRST" if kernel == "of_keys" else "FRESH": s.fresh}
+    arguments |= {"CHECKED": False, "WIDE": False, "FIRST" if kernel == "of_keys" else "FRESH": s.fresh}
     return getattr(forward if kernel == "forward" else backward, kernel), arguments
 
 

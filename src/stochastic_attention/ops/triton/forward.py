@@ -26,7 +26,8 @@ def forward(
     slots, key_slots, query_tiles, key_tiles, local, sinks, scale, softcap,
     DIM: tl.constexpr, DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr, SORTED: tl.constexpr, RULE: tl.constexpr,
-    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, FRESH: tl.constexpr, CHECKED: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, BIAS: tl.constexpr, FRESH: tl.constexpr, CHECKED: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Shapes as in `schedule`; out [B, Hq, Nq, Dv] and lse [B, Hq, Nq] are dense. `CHECKED` skips non-finite rows."""
     if tl.load(any_bad_ptr) != CHECKED:
@@ -39,7 +40,8 @@ def forward(
     of_query = tl.minimum(b, order_rows - 1) * order_heads + h * order_heads // heads
     of_key = tl.minimum(b, key_order_rows - 1) * key_order_heads + h * key_order_heads // heads
     accumulator = lse_ptr.dtype.element_ty
-    product = k_ptr.dtype.element_ty if q_ptr.dtype == k_ptr.dtype else accumulator
+    product = k_ptr.dtype.element_ty if q_ptr.dtype == k_ptr.dtype and not WIDE else accumulator
+    product_v = v_ptr.dtype.element_ty if not WIDE else accumulator
 
     m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     at = of_query * slots + m
@@ -122,7 +124,7 @@ def forward(
             kept = tl.exp2(top - finite_top)
             total = total * kept + tl.sum(weights, axis=1)
             v = tl.load(v_at) if DIM_V == BLOCK_DV and not CHECKED else tl.load(v_at, mask=v_mask, other=0.0)
-            out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision=PRECISION)
+            out = tl.dot(weights.to(product_v), v.to(product_v), out * kept[:, None], input_precision=PRECISION)
             top = new_top
 
     has_keys = used & (total > 0)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..call import Call
-from ..plan import lower
-from .schedule import CHUNK, Schedule, schedule, tiles
+from .plans import schedules
+from .schedule import CHUNK, Schedule
 from .sizes import Kernel, Sizes, choose, padded
 
 _ROWS_OF_PREPARE = 32
@@ -29,12 +29,12 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     from .forward import forward as kernel
 
     call = _with_dense_rows(call)
-    schedules = _schedules(call)
+    passes = schedules(call)
     shape = (*call.q.shape[:-1], call.v.shape[-1])
-    out = call.v.new_zeros(shape, dtype=_sum_dtype(call, call.v, schedules))
+    out = call.v.new_zeros(shape, dtype=_sum_dtype(call, call.v, passes))
     lse = call.v.new_full(shape[:-1], -math.inf, dtype=call.compute_dtype)
     bad = Bad.of(call)
-    for s in schedules:
+    for s in passes:
         _launch(kernel, "forward", call, s, bad, {"out": out, "lse": lse}, FRESH=s.fresh)
     return out.to(call.v.dtype), lse
 
@@ -46,7 +46,7 @@ def backward(
     from . import backward as kernels
 
     call = _with_dense_rows(call)
-    schedules = _schedules(call)
+    passes = schedules(call)
     d_out = _dense(d_out)
     delta, safe_lse = torch.empty_like(lse), torch.empty_like(lse)
     rows = lse.numel()
@@ -71,11 +71,11 @@ def backward(
             LSE_GRADIENT=d_lse is not None,
         )
     dq, dk, dv = (
-        torch.zeros(x.shape, dtype=_sum_dtype(call, x, schedules), device=x.device) for x in (call.q, call.k, call.v)
+        torch.zeros(x.shape, dtype=_sum_dtype(call, x, passes), device=x.device) for x in (call.q, call.k, call.v)
     )
     bad = Bad.of(call)
     given = {"d_out": d_out, "lse": safe_lse, "delta": delta}
-    for first, s in zip((True, *(False,) * len(schedules)), schedules, strict=False):
+    for first, s in zip((True, *(False,) * len(passes)), passes, strict=False):
         _launch(kernels.of_queries, "of_queries", call, s, bad, given | {"dq": dq}, FRESH=s.fresh)
         _launch(kernels.of_keys, "of_keys", call, s, bad, given | {"dk": dk, "dv": dv}, FIRST=first)
     return dq.to(call.q.dtype), dk.to(call.k.dtype), dv.to(call.v.dtype)
@@ -90,15 +90,9 @@ def _with_dense_rows(call: Call) -> Call:
     return replace(call, q=_dense(call.q), k=_dense(call.k), v=_dense(call.v))
 
 
-def _schedules(call: Call) -> list[Schedule]:
-    if 0 in (call.q.shape[0], call.q.shape[2], call.k.shape[2]):
-        return []
-    return [schedule(call, p) for p in lower(call)]
-
-
-def _sum_dtype(call: Call, x: Tensor, schedules: list[Schedule]) -> torch.dtype:
+def _sum_dtype(call: Call, x: Tensor, passes: list[Schedule]) -> torch.dtype:
     """What results like `x` are kept in between passes: the compute dtype, unless there is nothing between."""
-    return x.dtype if len(schedules) <= 1 else call.compute_dtype
+    return x.dtype if len(passes) <= 1 else call.compute_dtype
 
 
 @dataclass(frozen=True)
@@ -148,7 +142,7 @@ def launch_arguments(
     """
     q, k, v = call.q, call.k, call.v
     of_keys = name == "of_keys"
-    t = tiles(s, sizes.block_m, sizes.block_n)
+    t = s.tiles(sizes.block_m, sizes.block_n)
     query_tiles, key_tiles = t.queries.shape[-1], t.keys.shape[-1]
     programs = q.shape[0] * (k.shape[1] * key_tiles if of_keys else q.shape[1] * query_tiles)
     rule = s.rule
@@ -200,6 +194,7 @@ def launch_arguments(
         "RULE": 0 if rule is None else 1 if rule.causal else 2,
         "SOFTCAP": call.softcap is not None,
         "BIAS": s.bias is not None,
+        "WIDE": not q.is_cuda,  # the interpreter has no product of bfloat16
         "PRECISION": _precision(q.device),
         "num_warps": sizes.warps,
         "num_stages": sizes.stages,

@@ -1,8 +1,8 @@
 """The kernels as operators of PyTorch: opaque to compilers, and differentiable once.
 
 An operator plans inside, from the documents and the pattern: sorting, and what is read on the host where there are
-several documents, then neither breaks a compiled graph nor guards it. The backward plans again, which costs some sorts
-and spares the orders of every layer from being kept.
+several documents, then neither breaks a compiled graph nor guards it. The backward plans again, or finds the plan kept:
+see `plans`.
 """
 
 from __future__ import annotations

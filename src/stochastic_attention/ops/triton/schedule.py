@@ -13,7 +13,7 @@ Shapes: B', H' as in `plan`; M query slots, K key slots, in tiles of BM and BN.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -50,6 +50,18 @@ class Schedule:
     rule: Rule | None
     fresh: bool
     group: int
+    _tiles: dict[tuple[int, int], Tiles] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors, tiles aside."""
+        return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
+
+    def tiles(self, block_m: int, block_n: int) -> Tiles:
+        """The pass in tiles of `block_m` queries and `block_n` keys."""
+        if (block_m, block_n) not in self._tiles:
+            self._tiles[block_m, block_n] = _cut(self, block_m, block_n)
+        return self._tiles[block_m, block_n]
 
 
 @dataclass(frozen=True)
@@ -115,8 +127,7 @@ def _sort_groups(position: Tensor, size: int) -> Tensor:
     return (padded.argsort(dim=-1, stable=True) + begin[:, None]).flatten(-2)[..., :slots]
 
 
-def tiles(s: Schedule, block_m: int, block_n: int) -> Tiles:
-    """Cut a schedule into tiles of `block_m` queries and `block_n` keys."""
+def _cut(s: Schedule, block_m: int, block_n: int) -> Tiles:
     assert s.group % block_m == s.group % block_n == 0
     used = s.query_rows >= 0
     start, stop, position = (

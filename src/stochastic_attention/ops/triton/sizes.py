@@ -30,9 +30,9 @@ _HALF: _Table = {
     "of_keys": {64: Sizes(32, 64, 4, 1), 128: Sizes(32, 64, 8, 2), 256: Sizes(32, 32, 8, 1)},
 }
 _SINGLE: _Table = {
-    "forward": {64: Sizes(64, 32, 4, 2), 128: Sizes(64, 32, 8, 2), 256: Sizes(32, 32, 8, 1)},
-    "of_queries": {64: Sizes(64, 32, 4, 2), 128: Sizes(32, 32, 4, 1), 256: Sizes(32, 16, 8, 1)},
-    "of_keys": {64: Sizes(32, 64, 4, 2), 128: Sizes(32, 32, 4, 1), 256: Sizes(16, 32, 8, 1)},
+    "forward": {64: Sizes(32, 32, 4, 2), 128: Sizes(32, 32, 8, 1), 256: Sizes(16, 32, 8, 1)},
+    "of_queries": {64: Sizes(32, 32, 8, 1), 128: Sizes(16, 32, 8, 1), 256: Sizes(16, 16, 8, 1)},
+    "of_keys": {64: Sizes(32, 32, 8, 1), 128: Sizes(16, 32, 8, 1), 256: Sizes(16, 16, 8, 1)},
 }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import tiles as masks
 from ..call import Call
 from ..plan import Pass, Rule, lower
-from .schedule import CHUNK, Schedule, Tiles, schedule, tiles
+from .schedule import CHUNK, Schedule, Tiles, schedule
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def count_work(call: Call, block_m: int, block_n: int) -> Work:
         s = schedule(call, p)
         orders = s.query_rows.shape[0] * s.query_rows.shape[1]
         shared = call.q.shape[0] * call.q.shape[1] // orders
-        some, every = _count(s, tiles(s, block_m, block_n), block_n)
+        some, every = _count(s, s.tiles(block_m, block_n), block_n)
         computed += some * shared
         masked += (some - every) * shared
         needed += _pairs(p, call.k.shape[1]) * shared
