@@ -16,7 +16,7 @@ from ..ops.keys_per_query import keys_per_query
 from ..ops.layout import make_layout
 from ..ops.pattern import Pattern
 from ..ops.plan import lower
-from ..ops.triton.schedule import schedule, tiles
+from ..ops.triton.schedule import schedule
 from ..ops.triton.sizes import Kernel, choose
 from ..ops.triton.work import count_work
 from .sweep import Case
@@ -86,13 +86,13 @@ def _of_sequence(pattern: Pattern, case: Case, heads: int) -> Counts:
     kernels: list[Kernel] = ["forward"] if case.direction == "forward" else ["forward", "of_queries", "of_keys"]
     with _Operations() as planning:
         passes = lower(call)
-        schedules = [schedule(call, p) for p in passes]  # kept for the backward
+        schedules = [schedule(call, p) for p in passes]  # kept for the backward, see `plans`
     flops = memory = cache = computed = needed = 0
     for kernel in kernels:
         sizes = choose(kernel, case.head_dim, case.head_dim, _ITEM, _CAPABILITY)
         with planning:
             for s in schedules:
-                tiles(s, sizes.block_m, sizes.block_n)
+                s.tiles(sizes.block_m, sizes.block_n)
         work = count_work(call, sizes.block_m, sizes.block_n)
         if kernel == "forward":
             computed, needed = work.pairs_computed, work.pairs_needed
