@@ -17,6 +17,8 @@ COMMANDS = {
     "eval": ".commands.eval",
     "perplexity": ".commands.perplexity",
     "bench": ".commands.bench",
+    "check": ".commands.check",
+    "predict": ".commands.predict",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
     "mixing": ".commands.mixing",
