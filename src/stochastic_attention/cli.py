@@ -13,13 +13,19 @@ from types import ModuleType
 COMMANDS = {
     "compare": ".commands.compare",
     "generate": ".commands.generate",
+    "train": ".commands.train",
+    "eval": ".commands.eval",
+    "perplexity": ".commands.perplexity",
     "bench": ".commands.bench",
+    "check": ".commands.check",
+    "predict": ".commands.predict",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
     "mixing": ".commands.mixing",
     "estimator": ".commands.estimator",
     "graph": ".commands.graph",
     "compare-graphs": ".commands.compare_graphs",
+    "report": ".commands.report",
 }
 
 # Third-party module -> the extra that brings it.
@@ -27,9 +33,11 @@ _EXTRAS = {
     "transformers": "hf",
     "accelerate": "hf",
     "gguf": "hf",
+    "yaml": "hf",
     "datasets": "evaluation",
     "matplotlib": "evaluation",
     "tqdm": "evaluation",
+    "lm_eval": "harness",
     "numpy": "analysis",
     "scipy": "analysis",
     "igraph": "analysis",

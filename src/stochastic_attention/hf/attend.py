@@ -5,12 +5,13 @@ Shapes: B rows, Hq query heads, Hkv key/value heads, N new tokens, K key slots (
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..ops.api import attention
+from ..ops.pattern import Pattern
 from .masks import Masks, documents_of, documents_with_cache
 from .plan import LayerPlan, read
 from .state import LayerState, attach, layer_state, native_function
@@ -18,6 +19,9 @@ from .state import LayerState, attach, layer_state, native_function
 # Passed with each call of the base model, because a recomputed layer (gradient checkpointing) must see the step of
 # its own forward pass, whatever has been set since.
 STEP_ARGUMENT = "routing_step"
+
+# Passed by a layer with two paths to its own attention function: the factors of their outputs (see `nn.PathGates`).
+GATES_ARGUMENT = "path_gates"
 
 # Arguments that transformers hands to every attention function and that change nothing here. `sliding_window` is a
 # swapped layer's own native window, which its pattern replaces.
@@ -62,10 +66,25 @@ def attend(
         )
     if step is None and state.hooked:
         raise ValueError(f"{STEP_ARGUMENT} is missing: a swapped layer runs inside a call of its model only")
+    gates = arguments.pop(GATES_ARGUMENT, None)
+    if (gates is None) != (state.plan.gated_with is None):
+        raise ValueError(
+            f"{GATES_ARGUMENT} must be given where a layer has two paths, and only there: layer {module.layer_idx} "
+            f"runs {state.plan}"
+        )
     _check(module, arguments)
-    if _finds_cached_keys(attention_mask.offset, query.shape[2]):
-        return _attend_with_cache(module, query, key, value, state, step or 0, attention_mask, arguments)
-    return _attend_to_itself(module, query, key, value, state.plan, step or 0, attention_mask, arguments)
+    new = _new_tokens(module, query, key, attention_mask, arguments)
+    options = _op_arguments(module, state.plan, step or 0, arguments)
+    if new.slots is None or state.plan.decode == "stochastic":
+        out = _attend_by(state.plan.pattern, query, key, value, new, options)
+    else:
+        mask = _full_mask(new.documents, new.slots, key.shape[2], query)
+        out = state.native(module, query, key, value, mask, **arguments)[0].transpose(1, 2)
+    if gates is not None:
+        assert state.plan.gated_with is not None
+        g_sa, g_swa = gates
+        out = g_sa * out + g_swa * _attend_by(state.plan.gated_with, query, key, value, new, options)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def _state_from_config(module: nn.Module) -> LayerState:
@@ -102,43 +121,19 @@ def _finds_cached_keys(offset: int | Tensor, tokens: int) -> bool:
     return (isinstance(offset, Tensor) and tokens == 1) or int(offset) > 0
 
 
-def _attend_to_itself(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    plan: LayerPlan,
-    step: int | Tensor,
-    masks: Masks,
-    arguments: dict[str, Any],
-) -> tuple[Tensor, None]:
-    """Whole sequences. A static cache has unwritten slots behind them."""
-    tokens = query.shape[2]
-    real = None if masks.real is None else masks.real[:, :tokens]
-    out = attention(
-        query,
-        key[:, :, :tokens],
-        value[:, :, :tokens],
-        plan.pattern,
-        documents=documents_of(real, arguments.get("position_ids"), batch=query.shape[0], tokens=tokens),
-        **_op_arguments(module, plan, step, arguments),
-    )
-    return out.transpose(1, 2).contiguous(), None
+class _NewTokens(NamedTuple):
+    """Where the tokens of a call stand."""
+
+    documents: Tensor | None  # of `attention`, for the keys in use
+    slots: Tensor | None  # [N], their places on the key axis; None: there are no cached keys, and query i is key i
 
 
-def _attend_with_cache(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    state: LayerState,
-    step: int | Tensor,
-    masks: Masks,
-    arguments: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
-    """New tokens behind cached ones: every cached key, or N(i) of each as the newest token."""
-    plan, tokens, slots = state.plan, query.shape[2], key.shape[2]
-    assert plan is not None
+def _new_tokens(module: nn.Module, query: Tensor, key: Tensor, masks: Masks, arguments: dict[str, Any]) -> _NewTokens:
+    batch, tokens, slots = query.shape[0], query.shape[2], key.shape[2]
+    position_ids = arguments.get("position_ids")
+    if not _finds_cached_keys(masks.offset, tokens):
+        real = None if masks.real is None else masks.real[:, :tokens]
+        return _NewTokens(documents_of(real, position_ids, batch=batch, tokens=tokens), None)
     offset = masks.offset if tokens == 1 else int(masks.offset)
     if isinstance(offset, int) and slots < offset + tokens:
         raise ValueError(
@@ -146,29 +141,21 @@ def _attend_with_cache(
             "model's own sliding window only. swap(model) reads the same config and keeps full caches"
         )
     documents = documents_with_cache(
-        masks.real,
-        arguments.get("position_ids"),
-        offset,
-        batch=query.shape[0],
-        tokens=tokens,
-        slots=slots,
-        device=query.device,
+        masks.real, position_ids, offset, batch=batch, tokens=tokens, slots=slots, device=query.device
     )
-    query_slots = offset + torch.arange(tokens, device=query.device)
-    if plan.decode == "full":
-        mask = _full_mask(documents, query_slots, slots, query)
-        return state.native(module, query, key, value, mask, **arguments)
-    out = attention(
-        query,
-        key,
-        value,
-        plan.pattern,
-        decode=True,
-        query_positions=query_slots,
-        documents=documents,
-        **_op_arguments(module, plan, step, arguments),
+    return _NewTokens(documents, offset + torch.arange(tokens, device=query.device))
+
+
+def _attend_by(
+    pattern: Pattern, query: Tensor, key: Tensor, value: Tensor, new: _NewTokens, options: dict[str, Any]
+) -> Tensor:
+    """[B, Hq, N, D]. Without cached keys, whole sequences: a static cache has unwritten slots behind them."""
+    if new.slots is None:
+        key, value = (x[:, :, : query.shape[2]] for x in (key, value))
+        return attention(query, key, value, pattern, documents=new.documents, **options)
+    return attention(
+        query, key, value, pattern, decode=True, query_positions=new.slots, documents=new.documents, **options
     )
-    return out.transpose(1, 2).contiguous(), None
 
 
 def _op_arguments(module: nn.Module, plan: LayerPlan, step: int | Tensor, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -44,14 +44,26 @@ class LayerPlan:
         pattern: of a call that finds no cached keys, and of any other with decode "stochastic".
         decode: what a query sees that finds cached keys: every one of them ("full"), or its N(i) as the newest token.
         backend: of the op, None for the automatic choice.
+        gated_with: of the second path in a layer that has gates (see `lm`), None elsewhere. With cached keys too, a
+            query sees its N(i) there.
     """
 
     pattern: Pattern
     decode: Decode
     backend: str | None = None
+    gated_with: Pattern | None = None
+
+    def __str__(self) -> str:
+        return str(self.pattern) if self.gated_with is None else f"{self.pattern} gated with {self.gated_with}"
 
     @classmethod
-    def checked(cls, pattern: object, decode: str | None = None, backend: str | None = None) -> LayerPlan:
+    def checked(
+        cls,
+        pattern: object,
+        decode: str | None = None,
+        backend: str | None = None,
+        gated_with: Pattern | None = None,
+    ) -> LayerPlan:
         """Validate, and fill in `decode`: "full" for scope "sequence", as the paper evaluates, else "stochastic"."""
         if not isinstance(pattern, Pattern):
             raise ValueError(f"pattern must be a Pattern, got {type(pattern).__name__}")
@@ -60,7 +72,7 @@ class LayerPlan:
         if decode is None:
             decode = "full" if pattern.kind == "stochastic" and pattern.scope == "sequence" else "stochastic"
         check_choice("decode", decode, get_args(Decode))
-        return cls(pattern, decode, backend)  # type: ignore[arg-type]
+        return cls(pattern, decode, backend, gated_with)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,7 @@ def configure(
     place for: a cache of its own sliding layers raises once it drops keys, the routing step is 0, and a
     `prefill_chunk_size` is not refused. `swap(model)`, or `set_step` or `restore`, puts them in place.
     """
+    check_swappable(config)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     native = "sdpa" if model_class._supports_sdpa and not sdpa_drops_softcap(config) else "eager"
     write(config, SwapPlan(native, plan_layers(config, pattern, layers, decode=decode, backend=backend)))
@@ -116,6 +129,8 @@ def plan_layers(
 
 def read(config: PreTrainedConfig) -> SwapPlan:
     """The plan that a config keeps; ValueError where it keeps none, or none that can be."""
+    if has_own_plan(config):
+        return config.attention_plan  # type: ignore[attr-defined]
     entry = getattr(config, NAME, None)
     if entry is None:
         raise ValueError(
@@ -134,6 +149,20 @@ def read(config: PreTrainedConfig) -> SwapPlan:
             raise ValueError(f"config.{NAME}['layers'] must name a layer once, got layer {twice[0]} twice")
         layers |= dict.fromkeys(indices, plan)
     return SwapPlan(entry["native"], layers)
+
+
+def has_own_plan(config: PreTrainedConfig) -> bool:
+    """Whether the config is of a model made with these layers (see `lm`), whose other fields say what each runs."""
+    return hasattr(type(config), "attention_plan")
+
+
+def check_swappable(config: PreTrainedConfig) -> None:
+    """Raise ValueError where `has_own_plan`: there is no other attention to swap it for."""
+    if has_own_plan(config):
+        raise ValueError(
+            f"the layers of a {config.model_type} model are what its config says, and cannot be swapped or restored; "
+            "to try patterns without training, train or load a plain model"
+        )
 
 
 def write(config: PreTrainedConfig, plan: SwapPlan) -> None:

@@ -58,7 +58,7 @@ def report(model: PreTrainedModel) -> Report:
             attention, decode, backend = plan.native + (f", sliding_window={window}" if window else ""), "-", "-"
         else:
             replaced = f", in place of sliding_window={window}" if window else ""
-            attention = f"{NAME}: {layer.pattern}{replaced}"
+            attention = f"{NAME}: {layer}{replaced}"
             decode, backend = layer.decode, layer.backend or "automatic"
         calls = state.calls if state else 0 if swapped else None
         lines.append(LayerReport(index, name, attention, decode, backend, calls))

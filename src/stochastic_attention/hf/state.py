@@ -31,6 +31,9 @@ FAMILIES = {
     "phi3": "Phi3Attention",
 }
 
+# With those of models made with these layers (see `lm`), which need no swap, but report and take steps alike.
+_ATTENTION_CLASSES = FAMILIES | {"stochastic_llama": "StochasticLlamaAttention"}
+
 _ATTRIBUTE = "_stochastic_attention"
 
 
@@ -88,7 +91,7 @@ def detach(module: nn.Module) -> None:
 
 def family_class(module: nn.Module, family: str) -> type | None:
     """The family's attention class among the bases of `module` (wrappers subclass it), None for other modules."""
-    return next((c for c in type(module).__mro__ if c.__name__ == FAMILIES[family]), None)
+    return next((c for c in type(module).__mro__ if c.__name__ == _ATTENTION_CLASSES[family]), None)
 
 
 def native_function(module: nn.Module, native: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -106,15 +109,14 @@ def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"model must be a transformers PreTrainedModel, got {type(model).__name__}")
     family = model.config.model_type
-    if family not in FAMILIES:
+    if family not in _ATTENTION_CLASSES:
         raise ValueError(f"model must be of a supported family ({', '.join(FAMILIES)}), got {family!r}")
     modules: dict[str, nn.Module] = {
         name: module for name, module in model.named_modules() if family_class(module, family) is not None
     }
-    found = [module.layer_idx for module in modules.values()]
-    if found != list(range(model.config.num_hidden_layers)):
+    found, count = [module.layer_idx for module in modules.values()], model.config.num_hidden_layers
+    if found != list(range(count)):
         raise ValueError(
-            f"model must have one {FAMILIES[family]} for each of its {model.config.num_hidden_layers} layers, found "
-            f"layers {found}"
+            f"model must have one {_ATTENTION_CLASSES[family]} for each of its {count} layers, found layers {found}"
         )
     return modules

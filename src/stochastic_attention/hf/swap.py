@@ -15,7 +15,19 @@ from ..ops.call import check_step
 from ..ops.pattern import Pattern
 from .attend import STEP_ARGUMENT
 from .caches import keep_all_keys
-from .plan import NAME, NATIVES, LayersSpec, SwapPlan, native_windows, plan_layers, read, sdpa_drops_softcap, write
+from .plan import (
+    NAME,
+    NATIVES,
+    LayersSpec,
+    SwapPlan,
+    check_swappable,
+    has_own_plan,
+    native_windows,
+    plan_layers,
+    read,
+    sdpa_drops_softcap,
+    write,
+)
 from .registration import check_version, register
 from .state import LayerState, ModelState, attach, attention_modules, detach, model_state, native_function
 
@@ -77,12 +89,14 @@ def swap(
             raise ValueError("pattern must be given with layers, decode or backend, got None")
         asked = read(model.config).layers
     else:
+        check_swappable(model.config)
         asked = plan_layers(model.config, pattern, layers, decode=decode, backend=backend)
     plan = SwapPlan(native, {**kept, **asked})
     changed = set(asked) if state else set(range(len(modules)))
     state = state or _begin(model, native)
     state.windows = {i: window for i, window in enumerate(native_windows(model.config)) if window and i in plan.layers}
-    write(model.config, plan)
+    if not has_own_plan(model.config):
+        write(model.config, plan)
     for module in modules.values():
         if module.layer_idx in changed:
             layer = plan.layers.get(module.layer_idx)  # type: ignore[call-overload]
@@ -97,6 +111,7 @@ def restore(model: Model) -> Model:
     A model that was built as swapped one becomes the plain model that it would have been.
     """
     modules = attention_modules(model)
+    check_swappable(model.config)
     state = _adopted_state(model)
     _set_implementation(model, state.native)
     if state.entry is None:
@@ -192,6 +207,12 @@ def _cache_argument(base: PreTrainedModel) -> str:
 
 def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """`generate` of a swapped model: its class's own, after a check that nothing is asked of it that it cannot do."""
+    check_generate(model, kwargs)
+    return type(model).generate(model, *args, **kwargs)  # type: ignore[attr-defined]
+
+
+def check_generate(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError where `generate` would split the prompt and a layer permutes the whole of it."""
     config = kwargs.get("generation_config") or model.generation_config
     patterns = [layer.pattern for layer in read(model.config).layers.values()]
     if any(pattern.kind == "stochastic" and pattern.scope == "sequence" for pattern in patterns):
@@ -201,7 +222,6 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa:
                     f'{name} must not be used under scope "sequence": the first call would not be the prompt, over '
                     'which the permutation is drawn; under scope "prefix" it changes nothing'
                 )
-    return type(model).generate(model, *args, **kwargs)  # type: ignore[attr-defined]
 
 
 def _native(model: PreTrainedModel, state: ModelState | None) -> str:
