@@ -26,7 +26,7 @@ from .call import Call
 from .layout import Layout
 from .moba import choose_blocks
 from .pattern import Pattern
-from .routing import inverse_permutation, permutation_ranks, routing_keys
+from .routing import head_words, inverse_permutation, permutation_ranks, routing_keys
 
 _LAST = torch.iinfo(torch.int64).max
 
@@ -186,9 +186,9 @@ def _certain_passes(layout: Layout, span: int, sinks: int, causal: bool) -> list
     return passes
 
 
-def _heads(call: Call) -> Tensor:
-    """int64 [H', 1]: the head word of the routing keys; a key/value group always shares."""
-    return torch.arange(call.k.shape[1] if call.pattern.per_head else 1, device=call.k.device)[:, None]
+def _heads(call: Call) -> int | Tensor:
+    """The head word of the routing keys, int64 [H', 1] or the number 0 for all; a key/value group always shares."""
+    return head_words(call.k.shape[1] if call.pattern.per_head else 1, call.k.device)
 
 
 def _exclusions(pattern: Pattern, causal: bool, *, exact: bool) -> Rule | None:
@@ -260,7 +260,7 @@ def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
     table = permutation_ranks(
         ranks, seed=pattern.seed, step=call.step, layer=call.layer, head=_heads(call), device=call.k.device
     )
-    rank = table[:, position[:, 0].clamp(max=ranks - 1)].movedim(0, 1)
+    rank = table.view(-1, ranks)[:, position[:, 0].clamp(max=ranks - 1)].movedim(0, 1)
     in_blocks = pattern.shape == "block" or level == 0  # at level 0 all ranks are near: one block
     place = first * ranks + (rank // (2 * w) * (2 * w) if in_blocks else rank)
     member = (first >= 0) & (position < ranks) & (length > oldest)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .routing import inverse_permutation, permutation_ranks
+from .routing import head_words, inverse_permutation, permutation_ranks
 from .validation import can_read
 
 # A model's layers take turns, and with less room than all of them need every look-up would be a sort. A table takes
@@ -54,10 +54,10 @@ def rank_table(
 def _draw(
     smallest: int, levels: int, *, seed: int, step: int | Tensor, layer: int, heads: int, device: torch.device
 ) -> Tensor:
-    head = torch.arange(heads, device=device)[:, None]
+    head = head_words(heads, device)
     ranks = [
-        permutation_ranks(smallest << level, seed=seed, step=step, layer=layer, head=head, device=device)
-        for level in range(levels)
+        permutation_ranks(n, seed=seed, step=step, layer=layer, head=head, device=device).view(heads, n)
+        for n in (smallest << level for level in range(levels))
     ]
     inverse = [inverse_permutation(level) for level in ranks]
     return torch.stack([torch.cat(ranks, dim=-1), torch.cat(inverse, dim=-1)]).to(torch.int32)

@@ -52,6 +52,11 @@ def routing_keys(
     return u
 
 
+def head_words(heads: int, device: torch.device) -> int | Tensor:
+    """The words 0 ... heads - 1, int64 [heads, 1]; of one head a number, which costs no tensor operation to mix."""
+    return torch.arange(heads, device=device)[:, None] if heads > 1 else 0
+
+
 def permutation_ranks(
     n: int,
     *,
