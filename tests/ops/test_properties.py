@@ -184,7 +184,7 @@ class TestLimits:
         def identity(positions, *, head=0, **_words):
             return positions + 0 * torch.as_tensor(head)
 
-        modules = ["routing", "reference", "plan"]
+        modules = ["routing", "reference", "plan", "triton.keys"]
         for name in modules:
             module = pytest.importorskip(f"stochastic_attention.ops.{name}")
             if hasattr(module, "routing_keys"):

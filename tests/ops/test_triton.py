@@ -394,7 +394,7 @@ def test_planning_reads_nothing_and_holds_no_square(pattern):
         call = a_call(pattern, n)
         with Seen() as seen:
             for p in lower(call):
-                schedule.schedule(call, p).tiles(32, 16)
+                schedule.schedule(call, p).reach(32, 16)
         assert not seen.read
         assert seen.elements <= 4 * n
 

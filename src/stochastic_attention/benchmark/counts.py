@@ -16,7 +16,8 @@ from ..ops.keys_per_query import keys_per_query
 from ..ops.layout import make_layout
 from ..ops.pattern import Pattern
 from ..ops.plan import lower
-from ..ops.triton.schedule import schedule
+from ..ops.routing import routing_keys
+from ..ops.triton.schedule import Schedule, schedule
 from ..ops.triton.sizes import Kernel, choose
 from ..ops.triton.work import count_work
 from .sweep import Case
@@ -65,9 +66,27 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            self.count += 1
-            self.bytes += sum(x.nbytes for x in tree_leaves(result) if isinstance(x, Tensor))
+            self._add(1, [x for x in tree_leaves(result) if isinstance(x, Tensor)])
         return result
+
+    def _add(self, operations: int, results: list[Tensor]) -> None:
+        self.count += operations
+        self.bytes += sum(x.nbytes for x in results)
+
+    # What CUDA devices have a kernel for: its results are allocated, and it is launched.
+
+    def draw(self, positions: Tensor, **words: Any) -> Tensor:  # noqa: ANN401
+        """Stands for `triton.keys.routing_keys`."""
+        before = self.count, self.bytes
+        keys = routing_keys(positions, **words)
+        self.count, self.bytes = before
+        self._add(2, [keys])
+        return keys
+
+    def cut(self, s: Schedule, block_m: int, block_n: int) -> None:
+        """Stands for `triton.schedule.cut_by_kernel`."""
+        tiles = s.tiles(block_m, block_n)
+        self._add(3, [tiles.queries, tiles.keys])
 
 
 def count(name: str, case: Case, *, heads: int, window: int) -> Counts:
@@ -85,14 +104,16 @@ def _of_sequence(pattern: Pattern, case: Case, heads: int) -> Counts:
     copies = case.batch * heads
     kernels: list[Kernel] = ["forward"] if case.direction == "forward" else ["forward", "of_queries", "of_keys"]
     with _Operations() as planning:
-        passes = lower(call)
+        passes = lower(call, planning.draw)
         schedules = [schedule(call, p) for p in passes]  # kept for the backward, see `plans`
     flops = memory = cache = computed = needed = 0
     for kernel in kernels:
         sizes = choose(kernel, case.head_dim, case.head_dim, _ITEM, _CAPABILITY)
-        with planning:
-            for s in schedules:
-                s.tiles(sizes.block_m, sizes.block_n)
+        for s in schedules:
+            planning.cut(s, sizes.block_m, sizes.block_n)
+            if kernel == "of_keys":
+                with planning:
+                    s.reach(sizes.block_m, sizes.block_n)
         work = count_work(call, sizes.block_m, sizes.block_n)
         if kernel == "forward":
             computed, needed = work.pairs_computed, work.pairs_needed

@@ -17,7 +17,9 @@ Shapes: B' and H' are 1 where all rows or all heads share an order; M query slot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,9 +28,10 @@ from .call import Call
 from .layout import Layout
 from .moba import choose_blocks
 from .pattern import Pattern
-from .routing import head_words, inverse_permutation, permutation_ranks, routing_keys
+from .routing import head_words, inverse_permutation, routing_keys
 
 _LAST = torch.iinfo(torch.int64).max
+_Keys = Callable[[Tensor], Tensor]  # of a call: the routing keys of positions, see `routing_keys`
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,11 @@ class Pass:
     fresh: bool
 
 
-def lower(call: Call) -> list[Pass]:
-    """The passes of a call, in the order in which they are merged."""
+def lower(call: Call, draw: Callable[..., Tensor] | None = None) -> list[Pass]:
+    """The passes of a call, in the order in which they are merged.
+
+    `draw` replaces `routing_keys`, where a backend has its own way to the same bits.
+    """
     pattern, layout = call.pattern, call.layout
     if pattern.kind == "moba":
         return _moba_passes(call)
@@ -96,7 +102,9 @@ def lower(call: Call) -> list[Pass]:
         return _drop_empty(certain)
     passes = _certain_passes(layout, pattern.local_window, pattern.sinks, call.causal)
     fresh = not passes
-    passes += _prefix_passes(call, fresh) if pattern.scope == "prefix" else [_sequence_pass(call, fresh)]
+    heads = head_words(call.k.shape[1] if pattern.per_head else 1, call.k.device)  # a key/value group always shares
+    keys = partial(draw or routing_keys, seed=pattern.seed, step=call.step, layer=call.layer, head=heads)
+    passes += _prefix_passes(call, keys, fresh) if pattern.scope == "prefix" else [_sequence_pass(call, keys, fresh)]
     return _drop_empty(passes)
 
 
@@ -186,11 +194,6 @@ def _certain_passes(layout: Layout, span: int, sinks: int, causal: bool) -> list
     return passes
 
 
-def _heads(call: Call) -> int | Tensor:
-    """The head word of the routing keys, int64 [H', 1] or the number 0 for all; a key/value group always shares."""
-    return head_words(call.k.shape[1] if call.pattern.per_head else 1, call.k.device)
-
-
 def _exclusions(pattern: Pattern, causal: bool, *, exact: bool) -> Rule | None:
     """The rule of a stochastic pass; `exact` where its intervals already keep causality."""
     if exact and not pattern.local_window and not pattern.sinks:
@@ -207,12 +210,11 @@ def correction_bias(call: Call, ranks: Tensor) -> Tensor | None:
     return -pattern.correction * chance.log()
 
 
-def _sequence_pass(call: Call, fresh: bool) -> Pass:
+def _sequence_pass(call: Call, keys: _Keys, fresh: bool) -> Pass:
     """Scope "sequence": one permutation a document, over its own length."""
     pattern, layout, w = call.pattern, call.layout, call.pattern.reach
     first, position, length = (x[:, None] for x in (layout.first, layout.position, layout.length))
-    keys = routing_keys(position, seed=pattern.seed, step=call.step, layer=call.layer, head=_heads(call))
-    order = torch.where(first < 0, _LAST, (first << 32) | keys).argsort(dim=-1, stable=True)
+    order = torch.where(first < 0, _LAST, (first << 32) | keys(position)).argsort(dim=-1, stable=True)
     slot = inverse_permutation(order)
     rank = slot - first
     if pattern.shape == "block":
@@ -239,28 +241,26 @@ def _sequence_pass(call: Call, fresh: bool) -> Pass:
     )
 
 
-def _prefix_passes(call: Call, fresh: bool) -> list[Pass]:
+def _prefix_passes(call: Call, keys: _Keys, fresh: bool) -> list[Pass]:
     """Scope "prefix": the queries of level m, i + 1 in (L / 2, L], over the first L = window * 2**m positions."""
     passes = []
     w = call.pattern.reach
     level = 0
     while level == 0 or w << (level - 1) < call.layout.longest:
         if level or call.pattern.local_window < w:  # else the local window already holds all of the first level
-            passes.append(_level_pass(call, level, fresh))
+            passes.append(_level_pass(call, keys, level, fresh))
         level += 1
     return passes
 
 
-def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
+def _level_pass(call: Call, keys: _Keys, level: int, fresh: bool) -> Pass:
     pattern, layout, w = call.pattern, call.layout, call.pattern.reach
     ranks = w << level
     oldest = ranks // 2 if level else 0
     held = min(ranks, layout.position.shape[-1]) if layout.is_single else layout.position.shape[-1]
     first, position, length = (x[:, None, :held] for x in (layout.first, layout.position, layout.length))
-    table = permutation_ranks(
-        ranks, seed=pattern.seed, step=call.step, layer=call.layer, head=_heads(call), device=call.k.device
-    )
-    rank = table.view(-1, ranks)[:, position[:, 0].clamp(max=ranks - 1)].movedim(0, 1)
+    drawn = keys(torch.arange(ranks, device=call.k.device)).view(-1, ranks)
+    rank = inverse_permutation(drawn.argsort(dim=-1, stable=True))[:, position[:, 0].clamp(max=ranks - 1)].movedim(0, 1)
     in_blocks = pattern.shape == "block" or level == 0  # at level 0 all ranks are near: one block
     place = first * ranks + (rank // (2 * w) * (2 * w) if in_blocks else rank)
     member = (first >= 0) & (position < ranks) & (length > oldest)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 _LOW32 = 0xFFFFFFFF
 # Two independent 32-bit states: positions pass through both, so two layers agree only if 64 bits collide.
-_FIRST, _SECOND = 0x9E3779B9, 0x85EBCA77
+STATES = 0x9E3779B9, 0x85EBCA77
 
 
 def _mix(x: int | Tensor) -> int | Tensor:
@@ -26,6 +28,14 @@ def _mix(x: int | Tensor) -> int | Tensor:
     # 0x846CA68B as a negative number: the product then stays within int64, and its low 32 bits are the same.
     x = (x * (0x846CA68B - 2**32)) & _LOW32
     return x ^ (x >> 16)
+
+
+def mix_words(state: int, words: Iterable[int | Tensor]) -> int | Tensor:
+    """`state` after each of the 32-bit words has gone through it."""
+    key: int | Tensor = state
+    for word in words:
+        key = _mix(key ^ word)
+    return key
 
 
 def routing_keys(
@@ -43,13 +53,15 @@ def routing_keys(
         int64, broadcast of `positions` and `head`, values in [0, 2**32).
     """
     u: int | Tensor = positions
-    for state in (_FIRST, _SECOND):
-        key: int | Tensor = state
-        for word in (seed & _LOW32, seed >> 32, step & _LOW32, step >> 32, layer, head):
-            key = _mix(key ^ word)
-        u = _mix(u ^ key)
+    for state in STATES:
+        u = _mix(u ^ mix_words(state, (*halves(seed), *halves(step), layer, head)))
     assert isinstance(u, torch.Tensor)
     return u
+
+
+def halves(word: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
+    """The low and the high 32 bits of a word of 63."""
+    return word & _LOW32, word >> 32
 
 
 def head_words(heads: int, device: torch.device) -> int | Tensor:

@@ -168,7 +168,7 @@ def launch_arguments(
         "key_slot": s.key_rows if s.key_slot is None else s.key_slot,
         "key_position": s.key_position,
         "key_tiles": t.keys,
-        **({"reach": t.reach} if of_keys else {}),
+        **({"reach": s.reach(sizes.block_m, sizes.block_n)} if of_keys else {}),
         "any_bad": bad.some,
         "bad_query": bad.query,
         "bad_key": bad.key,

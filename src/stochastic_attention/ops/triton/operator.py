@@ -123,7 +123,7 @@ def _forward(
         q, k, v, documents, query_token, step, step_number, layer, kind, scope, shape, window, counts, correction,
         per_head, causal, scale, softcap,
     )  # fmt: skip
-    with torch.autocast(q.device.type, enabled=False):
+    with torch.autocast(q.device.type, enabled=False), torch.cuda.device_of(q):
         return launch.forward(call)
 
 
@@ -163,7 +163,7 @@ def _backward(
         q, k, v, documents, query_token, step, step_number, layer, kind, scope, shape, window, counts, correction,
         per_head, causal, scale, softcap,
     )  # fmt: skip
-    with torch.autocast(q.device.type, enabled=False):
+    with torch.autocast(q.device.type, enabled=False), torch.cuda.device_of(q):
         return launch.backward(call, out, lse, d_out, d_lse)
 
 

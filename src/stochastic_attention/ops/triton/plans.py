@@ -14,6 +14,7 @@ import torch
 
 from ..call import Call
 from ..plan import lower
+from . import keys
 from .schedule import Schedule, schedule
 
 # Some dozen MiB for a layer at 131,072 tokens. With less room than all layers of a model need, every call would miss.
@@ -31,7 +32,7 @@ def schedules(call: Call) -> list[Schedule]:
 
 
 def _make(call: Call) -> list[Schedule]:
-    return [schedule(call, p) for p in lower(call)]
+    return [schedule(call, p) for p in lower(call, keys.routing_keys if call.k.is_cuda else None)]
 
 
 def _key(call: Call) -> _Key | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,7 @@ class Schedule:
     fresh: bool
     group: int
     _tiles: dict[tuple[int, int], Tiles] = field(default_factory=dict, repr=False, compare=False)
+    _reach: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -59,9 +61,17 @@ class Schedule:
 
     def tiles(self, block_m: int, block_n: int) -> Tiles:
         """The pass in tiles of `block_m` queries and `block_n` keys."""
+        assert self.group % block_m == self.group % block_n == 0
         if (block_m, block_n) not in self._tiles:
-            self._tiles[block_m, block_n] = _cut(self, block_m, block_n)
+            make = cut_by_kernel if self.start.is_cuda else cut
+            self._tiles[block_m, block_n] = make(self, block_m, block_n)
         return self._tiles[block_m, block_n]
+
+    def reach(self, block_m: int, block_n: int) -> Tensor:
+        """int32 [B', H', 2, K / BN]: the first query tile that may see a key of the tile, and the end of such tiles."""
+        if (block_m, block_n) not in self._reach:
+            self._reach[block_m, block_n] = _reach(self.tiles(block_m, block_n))
+        return self._reach[block_m, block_n]
 
 
 @dataclass(frozen=True)
@@ -71,12 +81,10 @@ class Tiles:
     Attributes:
         queries: [B', H', 6, M / BM]: least and greatest start, least and greatest stop, earliest and latest position.
         keys: [B', H' or 1, 4, K / BN]: least and greatest slot, earliest and latest position.
-        reach: [B', H', 2, K / BN]: the first query tile that may see a key of the tile, and the end of such tiles.
     """
 
     queries: Tensor
     keys: Tensor
-    reach: Tensor
 
 
 def schedule(call: Call, p: Pass) -> Schedule:
@@ -127,8 +135,8 @@ def _sort_groups(position: Tensor, size: int) -> Tensor:
     return (padded.argsort(dim=-1, stable=True) + begin[:, None]).flatten(-2)[..., :slots]
 
 
-def _cut(s: Schedule, block_m: int, block_n: int) -> Tiles:
-    assert s.group % block_m == s.group % block_n == 0
+def cut(s: Schedule, block_m: int, block_n: int) -> Tiles:
+    """The tiles of a schedule in PyTorch, on any device: what the kernel for CUDA devices is held to."""
     used = s.query_rows >= 0
     start, stop, position = (
         (_extreme(x, block_m, used, NONE), _extreme(x, block_m, used, -1)) for x in (s.start, s.stop, s.query_position)
@@ -142,19 +150,9 @@ def _cut(s: Schedule, block_m: int, block_n: int) -> Tiles:
         if s.key_rows.shape[-1] % block_n:
             slot[1][..., -1] = NONE
     place = _extreme(s.key_position, block_n, None, NONE), _extreme(s.key_position, block_n, None, -1)
-    # Intervals rise with the slot, so that the tiles which reach a key are neighbours; the running extremes make that
-    # hold for the mixed tiles of a group, and for empty ones.
-    ends_before = stop[1].cummax(-1).values
-    begins_after = start[0].flip(-1).cummin(-1).values.flip(-1)
-    orders = s.query_rows.shape[:2]
-    reach = [
-        torch.searchsorted(ordered.contiguous(), bound.expand(*orders, -1).contiguous(), right=True, out_int32=True)
-        for ordered, bound in ((ends_before, slot[0]), (begins_after, slot[1]))
-    ]
     return Tiles(
         queries=torch.stack([*start, *stop, *position], dim=2),
         keys=torch.stack([*slot, *place], dim=2),
-        reach=torch.stack(reach, dim=2),
     )
 
 
@@ -163,3 +161,51 @@ def _extreme(x: Tensor, block: int, used: Tensor | None, of_none: int) -> Tensor
     x = x if used is None else x.masked_fill(~used, of_none)
     x = pad(x, (0, -x.shape[-1] % block), value=of_none).unflatten(-1, (-1, block))
     return x.amax(-1) if of_none == -1 else x.amin(-1)
+
+
+def cut_by_kernel(s: Schedule, block_m: int, block_n: int) -> Tiles:
+    """`cut` in one launch."""
+    from .planning import extremes
+
+    (rows, heads, slots), key_slots = s.query_rows.shape, s.key_rows.shape[-1]
+    query_tiles, key_tiles = -(-slots // block_m), -(-key_slots // block_n)
+    tiles = Tiles(
+        queries=s.start.new_empty(rows, heads, 6, query_tiles),
+        keys=s.start.new_empty(*s.key_rows.shape[:2], 4, key_tiles),
+    )
+    kernel: Any = extremes
+    kernel[(rows * heads * max(query_tiles, key_tiles),)](
+        query_rows_ptr=s.query_rows,
+        start_ptr=s.start,
+        stop_ptr=s.stop,
+        query_position_ptr=s.query_position,
+        key_slot_ptr=s.key_rows if s.key_slot is None else s.key_slot,  # what is not read must still be a pointer
+        key_position_ptr=s.key_position,
+        queries_ptr=tiles.queries,
+        keys_ptr=tiles.keys,
+        slots=slots,
+        key_slots=key_slots,
+        query_tiles=query_tiles,
+        key_tiles=key_tiles,
+        key_orders=s.key_rows.shape[0] * s.key_rows.shape[1],
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        SORTED=s.key_slot is not None,
+        enable_fp_fusion=True,  # there is nothing to fuse, but triton warns where this is left open
+    )
+    return tiles
+
+
+def _reach(t: Tiles) -> Tensor:
+    start_least, stop_most = t.queries[:, :, 0], t.queries[:, :, 3]
+    low, high = t.keys[:, :, 0], t.keys[:, :, 1]
+    # Intervals rise with the slot, so that the tiles which reach a key are neighbours; the running extremes make that
+    # hold for the mixed tiles of a group, and for empty ones.
+    ends_before = stop_most.cummax(-1).values
+    begins_after = start_least.flip(-1).cummin(-1).values.flip(-1)
+    orders = t.queries.shape[:2]
+    bounds = [
+        torch.searchsorted(ordered.contiguous(), bound.expand(*orders, -1).contiguous(), right=True, out_int32=True)
+        for ordered, bound in ((ends_before, low), (begins_after, high))
+    ]
+    return torch.stack(bounds, dim=2)
