@@ -75,19 +75,23 @@ class Layout:
     @cached_property
     def packed(self) -> Tensor:
         """int64 [B', Nk]: slot of each token when documents are laid end to end, padding last."""
+        if self.documents is None:
+            return self.position
         filled = torch.where(self.first < 0, self.first.shape[-1], self.first + self.position)
         return inverse_permutation(filled.argsort(dim=-1, stable=True))
 
     @cached_property
     def packed_order(self) -> Tensor:
         """int64 [B', Nk]: the token in each slot of `packed`."""
-        return inverse_permutation(self.packed)
+        return self.position if self.documents is None else inverse_permutation(self.packed)
 
     def of_queries(self, per_key: Tensor) -> Tensor:
         """Read a per-key tensor [B', ..., Nk] at each query's token: [B', ..., Nq].
 
         `per_key` may hold the first keys only, where all queries that are used stand among those.
         """
+        if self.queries_are_keys and per_key.shape[-1] == self.keys:
+            return per_key
         index = self.query_token.view(self.query_token.shape[0], *(1,) * (per_key.dim() - 2), -1)
         rows = index.shape[0] if per_key.shape[0] == 1 else per_key.shape[0]
         per_key = per_key.expand(rows, *per_key.shape[1:])

@@ -138,22 +138,25 @@ def _make_pass(
 ) -> Pass:
     """Sort the chosen queries by `query_slot` and bring their facts [B', H', Nq] into that order.
 
-    `count` is how many are chosen, where that is known without reading a tensor.
+    `count` is how many are chosen, where that is known without reading a tensor. All queries of a single document, where
+    none are left out, have slots that are a permutation.
     """
-    is_token = layout.of_queries(layout.first)[:, None] >= 0
-    everyone = layout.is_single and chosen is None
-    chosen = is_token.expand_as(query_slot) if chosen is None else chosen & is_token
-    slots, rows = torch.where(chosen, query_slot, _LAST).sort(dim=-1, stable=True)
-    if not everyone:
+    if layout.is_single and chosen is None:
+        query_rows = rows = inverse_permutation(query_slot)
+    else:
+        is_token = layout.of_queries(layout.first)[:, None] >= 0
+        chosen = is_token.expand_as(query_slot) if chosen is None else chosen & is_token
+        slots, rows = torch.where(chosen, query_slot, _LAST).sort(dim=-1, stable=True)
         used = _most(chosen) if count is None else count
         slots, rows = slots[..., :used], rows[..., :used]
+        query_rows = rows.masked_fill(slots == _LAST, -1)
 
     def in_order(fact: Tensor) -> Tensor:
         return fact.expand_as(query_slot).gather(-1, rows)
 
     position = layout.position[:, None].to(torch.int32)
     return Pass(
-        query_rows=rows.masked_fill(slots == _LAST, -1),
+        query_rows=query_rows,
         key_rows=key_order,
         start=in_order(start.to(torch.int32)),
         stop=in_order(stop.to(torch.int32)),
