@@ -138,8 +138,8 @@ def _make_pass(
 ) -> Pass:
     """Sort the chosen queries by `query_slot` and bring their facts [B', H', Nq] into that order.
 
-    `count` is how many are chosen, where that is known without reading a tensor. All queries of a single document, where
-    none are left out, have slots that are a permutation.
+    `count` is how many are chosen, where that is known without reading a tensor. Where all are, of a single document,
+    `query_slot` is a permutation.
     """
     if layout.is_single and chosen is None:
         query_rows = rows = inverse_permutation(query_slot)
