@@ -24,6 +24,12 @@ def test_work_grows_with_the_length_and_planning_is_a_small_share_of_it(name, di
         assert long.operations == short.operations
 
 
+@pytest.mark.parametrize(("name", "most"), [("swa", 30), ("block", 48), ("sliding", 60)])
+def test_planning_takes_few_operations(name, most):
+    """Each costs microseconds of a host, however little it does."""
+    assert count(name, Case("forward", 2048, 64, 1), heads=16, window=256).operations <= most
+
+
 @pytest.mark.parametrize("name", COUNTED)
 def test_tiles_hold_few_pairs_that_are_not_needed(name):
     counts = count(name, Case("forward", 4096, 64, 1), heads=16, window=256)
