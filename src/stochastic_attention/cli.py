@@ -20,6 +20,7 @@ COMMANDS = {
     "estimator": ".commands.estimator",
     "graph": ".commands.graph",
     "compare-graphs": ".commands.compare_graphs",
+    "probe": ".commands.probe",
 }
 
 # Third-party module -> the extra that brings it.
