@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", default="2", help="comma-separated")
     parser.add_argument("--length", type=int, default=64, help="tokens of a row")
     parser.add_argument("--pairs", type=int, default=8, help="key-value pairs of a row of mqar")
-    parser.add_argument("--symbols", type=int, help="keys, and values, of mqar, by default twice the pairs; letters of copy")
+    parser.add_argument(
+        "--symbols", type=int, help="keys, and values, of mqar, by default twice the pairs; letters of copy"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="models of each kind")
     parser.add_argument("--steps", type=int, default=1500, help="most optimizer steps of a model")
     parser.add_argument("--batch", type=int, default=32, help="rows of an optimizer step")

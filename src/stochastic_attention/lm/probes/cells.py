@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -10,14 +9,13 @@ from ...ops.pattern import Pattern, Scope, Shape
 from ...ops.validation import check_choice, check_count, check_device, check_real
 from .tasks import TASKS, TaskSize
 
-# Kind of attention -> the patterns of a layer, given SWA's and SA's constructors at a window; two are gated.
-_Make = Callable[[int], Pattern]
-KINDS: dict[str, Callable[[_Make, _Make, int], tuple[Pattern, ...]]] = {
-    "full": lambda swa, sa, w: (Pattern.full(),),
-    "swa": lambda swa, sa, w: (swa(w),),
-    "sa": lambda swa, sa, w: (sa(w),),
-    "gated": lambda swa, sa, w: (sa(w), swa(w)),
-    "gated-half": lambda swa, sa, w: (sa(w // 2), swa(w // 2)),
+# Kind of attention -> its paths, of which two are gated, and what part of the window each gets.
+KINDS: dict[str, dict[str, int]] = {
+    "full": {},
+    "swa": {"swa": 1},
+    "sa": {"sa": 1},
+    "gated": {"sa": 1, "swa": 1},
+    "gated-half": {"sa": 2, "swa": 2},
 }
 
 
@@ -26,8 +24,8 @@ class Training:
     """How every model of a run is trained: one rule for all kinds of attention.
 
     AdamW; the rate rises linearly for `warmup` steps and falls along a cosine to a tenth of `learning_rate` at `steps`.
-    Every `check` steps a model answers the test rows at the fixed routing step, and is finished once it is right on more
-    than `enough` of them.
+    Every `check` steps a model answers the test rows at the fixed routing step, and is finished once more than the
+    share `enough` of its answers is right.
     """
 
     steps: int = 1500
@@ -139,17 +137,18 @@ def plan(settings: Settings) -> list[Cell]:
 
 
 def _cell(kind: str, scope: str, shape: str, window: int, layers: int, seed: int) -> Cell:
-    def sa(w: int) -> Pattern:
-        return Pattern.stochastic(w, scope=scope, shape=shape, seed=seed)  # type: ignore[arg-type]
-
-    patterns = KINDS[kind](Pattern.local, sa, window)
-    is_random = any(pattern.is_random for pattern in patterns)
+    made = {
+        "sa": lambda w: Pattern.stochastic(w, scope=scope, shape=shape, seed=seed),  # type: ignore[arg-type]
+        "swa": Pattern.local,
+    }
+    patterns = tuple(made[path](window // parts) for path, parts in KINDS[kind].items())
+    is_random = "sa" in KINDS[kind]
     return Cell(
         attention=kind,
         scope=scope if is_random else None,
         shape=shape if is_random else None,
-        window=None if kind == "full" else window,
+        window=window if patterns else None,
         layers=layers,
         seed=seed,
-        patterns=patterns,
+        patterns=patterns or (Pattern.full(),),
     )

@@ -40,9 +40,9 @@ def render(results: Results, settings: Settings) -> str:
         )
         accuracy = {d: [r.by_distance[d].accuracy for r in runs if d in r.by_distance] for d in distances}
         reach.append([name, str(layers), *(_spread(accuracy[d]) for d in distances)])
-    return "\n".join([markdown(paths), "Accuracy by distance, from the one named to just before the next:\n"]) + "\n".join(
-        ["", markdown(reach), _notes(settings)]
-    )
+    return "\n".join(
+        [markdown(paths), "Accuracy by distance, from the one named to just before the next:\n"]
+    ) + "\n".join(["", markdown(reach), _notes(settings)])
 
 
 def panels(results: Results) -> list[Panel]:
@@ -102,15 +102,15 @@ def _notes(settings: Settings) -> str:
     size, training = settings.size, settings.training
     task = f"mqar, {size.pairs} pairs" if settings.task == "mqar" else settings.task
     notes = [
-        f"{task}, {size.length} tokens, {size.symbols} symbols; hidden {training.hidden}, {training.heads} heads, "
-        f"rate {training.learning_rate:g}, batches of {training.batch} rows, at most {training.steps} steps; stopped once "
-        f"more than {training.enough:g} of the test rows' answers are right.",
+        f"{task}, {size.length} tokens, {size.symbols} symbols; hidden {training.hidden}, {training.heads} heads, rate "
+        f"{training.learning_rate:g}, batches of {training.batch} rows, at most {training.steps} steps: training stops "
+        f"once more than {training.enough:g} of the answers to the test rows are right.",
         f"Mean over {settings.routing_steps} routing steps of {settings.rows} test rows; fixed step: at the first of "
         f"them. ±: standard deviation over {settings.seeds} seeds (weights, examples and routing).",
         "w_eff, w_scored: keys that a layer reads for a query, both paths together, over all queries and over those "
         "that are asked.",
-        "direct: share of answers whose token sees its cue in one layer and is seen by the query in a later one; field: "
-        "those without, but with both tokens in the query's receptive field; beyond: the rest, a guess at best. right: "
-        "accuracy on them.",
+        "direct: share of answers whose token sees its cue in one layer, and is seen by the query in a later one; "
+        "field: those without, but with both tokens in the query's receptive field; beyond: the rest, a guess at best.",
+        "right: accuracy on the group to its left.",
     ]
     return "\n".join(f"- {note}" for note in notes) + "\n"

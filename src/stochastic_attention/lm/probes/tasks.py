@@ -87,9 +87,7 @@ def draw(task: str, size: TaskSize, rows: int, *, seed: int, step: int, stream: 
     row = torch.arange(first, first + rows)[:, None]
 
     def chance(purpose: int, n: int) -> Tensor:
-        return routing_keys(
-            torch.arange(n), seed=2 * seed + (stream == "test"), step=step, layer=purpose, head=row
-        )
+        return routing_keys(torch.arange(n), seed=2 * seed + (stream == "test"), step=step, layer=purpose, head=row)
 
     return TASKS[task].draw(chance, size, rows)
 

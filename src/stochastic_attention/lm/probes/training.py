@@ -17,7 +17,7 @@ from ...ops.validation import check_count
 from ..config import StochasticLlamaConfig
 from ..model import StochasticLlamaForCausalLM
 from .cells import Cell, Settings, Training
-from .paths import Paths, expected_direct, paths
+from .paths import expected_direct, paths
 from .tasks import TASKS, Examples, draw
 
 _ROWS_AT_ONCE = 64
@@ -74,15 +74,9 @@ class ProbeResult:
 
 def make_model(settings: Settings, cell: Cell) -> StochasticLlamaForCausalLM:
     """The model of a cell, its weights drawn from the cell's seed; torch's own generator is left as it was."""
-    kinds = {1: "sa" if cell.patterns[0].is_random else "swa", 2: "gated"}
-    kind = "full" if cell.attention == "full" else kinds[len(cell.patterns)]
-    arguments = {"sa": {"window": 1}, "swa": {"window": 1}}
-    for pattern in cell.patterns:
-        if pattern.kind == "local":
-            arguments["swa"] = {"window": pattern.window}
-        elif pattern.kind == "stochastic":
-            described = {"window": pattern.window, "scope": pattern.scope, "shape": pattern.shape, "seed": pattern.seed}
-            arguments["sa"] = described
+    arguments = {pattern.kind: pattern.to_dict() for pattern in cell.patterns}
+    for given in arguments.values():
+        del given["kind"]
     training = settings.training
     config = StochasticLlamaConfig(
         vocab_size=TASKS[settings.task].vocabulary(settings.size),
@@ -91,16 +85,17 @@ def make_model(settings: Settings, cell: Cell) -> StochasticLlamaForCausalLM:
         num_hidden_layers=cell.layers,
         num_attention_heads=training.heads,
         max_position_embeddings=settings.size.length,
-        # Rows are short and models narrow: slow rotations and small weights only make learning slower.
-        rope_theta=100.0,
+        # For short rows and narrow models; chosen, like the rate, with full attention alone.
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         initializer_range=0.1,
         use_cache=False,
-        layer_attention=kind,
-        **arguments,
+        layer_attention=cell.attention.removesuffix("-half"),
+        swa=arguments.get("local"),
+        sa=arguments.get("stochastic"),
     )
     with torch.random.fork_rng():
         torch.manual_seed(cell.seed)
-        return StochasticLlamaForCausalLM(config).to(settings.device)
+        return StochasticLlamaForCausalLM(config).to(settings.device)  # type: ignore[arg-type]
 
 
 def train(settings: Settings, cell: Cell, on_step: Callable[[], object] = lambda: None) -> ProbeResult:
