@@ -1,7 +1,8 @@
 """The tasks: rows of tokens, some positions of which ask for a token that stands earlier in the row.
 
 Every number is a stateless hash of (seed, step, row, place), so a row is the same in any batch, and a resumed run
-draws what the unbroken one would have drawn. Row r of step s of the training stream is never a row of the test stream.
+draws what the unbroken one would have drawn. The test stream has a seed of its own, so that its rows are in no training
+step but by chance, which short strings to copy alone have.
 
 In both tasks the needed token stands right behind its cue, the token that the query repeats, so that two layers solve
 them: one in which the needed token sees its cue, and a later one in which the query finds it ("induction").
@@ -20,6 +21,7 @@ from ...ops.routing import routing_keys
 from ...ops.validation import check_choice, check_count
 
 Stream = Literal["train", "test"]
+Chance = Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,13 @@ class Task:
     """A task.
 
     Attributes:
-        draw: (chance, size, rows) -> examples; chance(purpose, n) gives hashed words, int64 [rows, n] in [0, 2**32).
+        draw: (chance, size, rows, stream) -> examples; chance(purpose, n) gives hashed words, int64 [rows, n] in
+            [0, 2**32).
         vocabulary: size -> number of tokens.
         check: raises ValueError for a size that the task does not have.
     """
 
-    draw: Callable[[Callable[[int, int], Tensor], TaskSize, int], Examples]
+    draw: Callable[[Chance, TaskSize, int, Stream], Examples]
     vocabulary: Callable[[TaskSize], int]
     check: Callable[[TaskSize], None]
 
@@ -89,18 +92,25 @@ def draw(task: str, size: TaskSize, rows: int, *, seed: int, step: int, stream: 
     def chance(purpose: int, n: int) -> Tensor:
         return routing_keys(torch.arange(n), seed=2 * seed + (stream == "test"), step=step, layer=purpose, head=row)
 
-    return TASKS[task].draw(chance, size, rows)
+    return TASKS[task].draw(chance, size, rows, stream)
 
 
-def _draw_recall(chance: Callable[[int, int], Tensor], size: TaskSize, rows: int) -> Examples:
-    """k1 v1 k2 v2 ... q q q ...: distinct keys, a value each, then queries, each one of the keys at random."""
+def _draw_recall(chance: Chance, size: TaskSize, rows: int, stream: Stream) -> Examples:
+    """k1 v1 k2 v2 ... q q q ...: distinct keys, a value each, then queries, each one of the keys at random.
+
+    Test rows have all the pairs. Training rows have 1 to all of them, as many as chance says, and filler for the rest:
+    with many pairs alone, even full attention takes several times as long to find out what is asked.
+    """
     pairs, symbols, queries = size.pairs, size.symbols, size.length - 2 * size.pairs
+    shown = 1 + chance(3, 1) % pairs if stream == "train" else torch.full((rows, 1), pairs)
     keys = chance(0, symbols).argsort(dim=1, stable=True)[:, :pairs]
     values = symbols + chance(1, pairs) % symbols
-    asked = chance(2, queries) % pairs
+    is_shown = torch.arange(2 * pairs) < 2 * shown
+    listed = torch.stack([keys, values], dim=2).flatten(1).where(is_shown, torch.tensor(2 * symbols))
+    asked = chance(2, queries) % shown
     none = torch.full((rows, 2 * pairs), -1)
     return Examples(
-        tokens=torch.cat([torch.stack([keys, values], dim=2).flatten(1), keys.gather(1, asked)], dim=1),
+        tokens=torch.cat([listed, keys.gather(1, asked)], dim=1),
         answers=torch.cat([none, values.gather(1, asked)], dim=1),
         source=torch.cat([none, 2 * asked + 1], dim=1),
     )
@@ -112,7 +122,7 @@ def _check_recall(size: TaskSize) -> None:
     check_count("length", size.length, minimum=2 * size.pairs + 1)
 
 
-def _draw_copy(chance: Callable[[int, int], Tensor], size: TaskSize, rows: int) -> Examples:
+def _draw_copy(chance: Chance, size: TaskSize, rows: int, stream: Stream) -> Examples:  # noqa: ARG001
     """| x1 x2 ... xm | x1 x2 ... xm, and filler: distinct letters, as many as the row's distance m, which is random.
 
     The last letter asks for nothing; the bar before the second string asks for x1.
@@ -137,6 +147,6 @@ def _check_copy(size: TaskSize) -> None:
 
 
 TASKS: dict[str, Task] = {
-    "mqar": Task(_draw_recall, lambda size: 2 * size.symbols, _check_recall),
+    "mqar": Task(_draw_recall, lambda size: 2 * size.symbols + 1, _check_recall),
     "copy": Task(_draw_copy, lambda size: size.symbols + 2, _check_copy),
 }
