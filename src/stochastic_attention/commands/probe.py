@@ -1,6 +1,6 @@
 """Train small models on synthetic tasks, and measure what each kind of attention recalls, by distance.
 
-Finished models are kept in OUTPUT; the same command resumes.
+Finished models are kept in OUTPUT; the same command resumes, and one with other kinds, windows, depths or seeds adds to it.
 """
 
 from __future__ import annotations
@@ -81,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
     )
     cells = plan(settings)
-    config = {**asdict(settings), "version": __version__}
-    journal = Journal(args.output / "cells.jsonl", config)
+    journal = Journal(args.output / "cells.jsonl", {**settings.of_a_cell, "version": __version__})
     waiting = [cell for cell in cells if cell.key not in journal.done]
     try:
         with tqdm(total=len(waiting) * args.steps, unit="step", dynamic_ncols=True) as bar:
@@ -98,7 +97,10 @@ def run(args: argparse.Namespace) -> int:
     results = [(cell, ProbeResult.from_json(journal.done[cell.key])) for cell in cells]
     table = render(results, settings)
     Record(
-        args.command_line, config, Environment.current(), {cell.key: asdict(result) for cell, result in results}
+        args.command_line,
+        asdict(settings),
+        Environment.current(),
+        {cell.key: asdict(result) for cell, result in results},
     ).save(args.output / "record.json")
     write_text(args.output / "table.md", table)
     plot_panels(panels(results), "distance", args.output / "plot.png")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 from ...ops.pattern import Pattern, Scope, Shape
 from ...ops.validation import check_choice, check_count, check_device, check_real
@@ -96,6 +96,14 @@ class Settings:
                 f"hidden must be a multiple of twice the heads, {2 * self.training.heads}, got {self.training.hidden}"
             )
         check_device(self.device)
+
+    @property
+    def of_a_cell(self) -> dict[str, Any]:
+        """The settings that a cell's figures depend on. The others say which cells there are."""
+        return {name: value for name, value in asdict(self).items() if name not in _GRID}
+
+
+_GRID = ("attention", "scopes", "shapes", "windows", "layers", "seeds")
 
 
 @dataclass(frozen=True)

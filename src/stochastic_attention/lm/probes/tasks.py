@@ -98,7 +98,7 @@ def draw(task: str, size: TaskSize, rows: int, *, seed: int, step: int, stream: 
 def _draw_recall(chance: Chance, size: TaskSize, rows: int, stream: Stream) -> Examples:
     """k1 v1 k2 v2 ... q q q ...: distinct keys, a value each, then queries, each one of the keys at random.
 
-    Test rows have all the pairs. Training rows have the last 1 to all of them, as many as chance says, and filler before:
+    Test rows have all the pairs. Training rows have the last few of them, as many as chance says, and filler before:
     with many far pairs alone, even full attention takes several times as long to find out what is asked.
     """
     pairs, symbols, queries = size.pairs, size.symbols, size.length - 2 * size.pairs

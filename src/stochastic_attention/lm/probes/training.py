@@ -107,7 +107,7 @@ def train(settings: Settings, cell: Cell, on_step: Callable[[], object] = lambda
     begin = time.perf_counter()
     training, model = settings.training, make_model(settings, cell)
     test = _draw(settings, cell, "test", 0, settings.rows)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1, fused=True)
     checks = []
     for step in range(training.steps):
         for group in optimizer.param_groups:
