@@ -268,6 +268,9 @@ def test_settings_that_cannot_be_are_refused(changed, message):
         dataclasses.replace(SETTINGS, **changed)
 
 
+GATED = ("gated sequence sliding 4", "gated sequence sliding 2")
+
+
 @pytest.fixture
 def arguments(tmp_path):
     sizes = "--length 12 --pairs 3 --window 4 --hidden 16 --batch 4 --rows 8 --routing-steps 2 --steps 3 --seeds 2"
@@ -305,7 +308,16 @@ def test_probe_writes_what_it_measured_and_resumes(arguments, tmp_path, capsys, 
     assert (tmp_path / "out" / "plot.png").exists()
 
 
-def test_probe_refuses_a_changed_configuration(arguments, capsys):
-    assert cli.main(arguments) == 0
+def test_a_folder_takes_more_models_of_its_configuration_and_no_others(arguments, tmp_path, capsys, monkeypatch):
+    from stochastic_attention.lm.probes import training
+
+    assert cli.main([*arguments, "--seeds", "1"]) == 0
+    trained = []
+    monkeypatch.setattr(training, "train", lambda *given: trained.append(given[1].key) or train(*given))
+    assert cli.main([*arguments, "--seeds", "1", "--attention", "sa,gated", "--window", "4,2"]) == 0
+    assert trained == [f"{name}, 2 layers, seed 0" for name in ("sa sequence sliding 2", *GATED)]
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert len(record["results"]) == 4
+    capsys.readouterr()
     assert cli.main([*arguments, "--rows", "9"]) == 2
     assert "rows was 8, now 9" in capsys.readouterr().err

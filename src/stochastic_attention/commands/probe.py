@@ -1,6 +1,6 @@
 """Train small models on synthetic tasks, and measure what each kind of attention recalls, by distance.
 
-Finished models are kept in OUTPUT; the same command resumes, and one with other kinds, windows, depths or seeds adds to it.
+Finished models are kept in OUTPUT: the same command resumes, one with more kinds, windows, depths or seeds adds to it.
 """
 
 from __future__ import annotations
