@@ -60,13 +60,17 @@ def test_a_row_of_recall_by_hand(stream, word, tokens, answers, source):
     ids=["one letter", "as many as fit"],
 )
 def test_a_row_of_copying_by_hand(word, tokens, answers, source):
-    row = draw_from([[word], [2, 8, 1, 3]], "copy", TaskSize(8, symbols=4, pairs=1), "train")
+    row = draw_from([[word], [2, 8, 1, 3]], "copy", TaskSize(8, symbols=4), "train")
     assert (row.tokens.tolist(), row.answers.tolist(), row.source.tolist()) == ([tokens], [answers], [source])
+
+
+SIZES = {"mqar": TaskSize(40, symbols=20, pairs=8), "copy": TaskSize(40, symbols=20)}
 
 
 @pytest.mark.parametrize("task", tasks.TASKS)
 def test_every_query_repeats_the_cue_before_its_answer(task):
-    rows = draw(task, TaskSize(21, symbols=11, pairs=5), 64, seed=3, step=2, stream="train")
+    size = SIZES[task]
+    rows = draw(task, size, 64, seed=3, step=2, stream="train")
     asks = rows.answers >= 0
     row, query = asks.nonzero().T
     source = rows.source[asks]
@@ -74,13 +78,12 @@ def test_every_query_repeats_the_cue_before_its_answer(task):
     assert (source < query).all()
     assert rows.tokens[row, source].equal(rows.answers[asks])
     assert rows.tokens[row, source - 1].equal(rows.tokens[row, query])
-    size = TaskSize(21, symbols=11, pairs=5)
     assert rows.tokens.min() >= 0
     assert rows.tokens.max() < tasks.TASKS[task].vocabulary(size)
 
 
 def test_copying_has_every_distance():
-    rows = draw("copy", TaskSize(21, symbols=11, pairs=1), 256, seed=0, step=0, stream="test")
+    rows = draw("copy", TaskSize(21, symbols=11), 256, seed=0, step=0, stream="test")
     asks = rows.answers >= 0
     distance = asks.nonzero()[:, 1] - rows.source[asks]
     assert distance.unique().tolist() == list(range(1, 10))
@@ -90,7 +93,7 @@ def test_copying_has_every_distance():
 def test_rows_are_a_function_of_seed_step_and_index_alone(task):
     def tokens(rows, first=0, **changed):
         options = {"seed": 5, "step": 7, "stream": "train", **changed}
-        return draw(task, TaskSize(40, symbols=20, pairs=8), rows, first=first, **options).tokens
+        return draw(task, SIZES[task], rows, first=first, **options).tokens
 
     state = torch.get_rng_state()
     whole = tokens(9)
@@ -118,8 +121,9 @@ def test_training_never_sees_a_test_row():
         ("mqar", TaskSize(6, 6, 3), {}, "length must be an integer >= 7, got 6"),
         ("mqar", TaskSize(12, 3, 4), {}, r"pairs must be an integer in \[1, 3\], got 4"),
         ("mqar", TaskSize(12, 1, 1), {}, "symbols must be an integer >= 2, got 1"),
-        ("copy", TaskSize(12, 4, 1), {}, "symbols must be an integer >= 5, got 4"),
-        ("copy", TaskSize(3, 4, 1), {}, "length must be an integer >= 4, got 3"),
+        ("copy", TaskSize(12, 4), {}, "symbols must be an integer >= 5, got 4"),
+        ("copy", TaskSize(3, 4), {}, "length must be an integer >= 4, got 3"),
+        ("copy", TaskSize(12, 6, 3), {}, r"pairs must be an integer in \[0, 0\], got 3"),
         ("mqar", SIZE, {"stream": "dev"}, "stream must be one of"),
         ("mqar", SIZE, {"seed": -1}, "seed must be an integer in"),
         ("mqar", SIZE, {"step": 0.5}, "step must be an integer >= 0"),

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", default="8", help="comma-separated")
     parser.add_argument("--layers", default="2", help="comma-separated")
     parser.add_argument("--length", type=int, default=64, help="tokens of a row")
-    parser.add_argument("--pairs", type=int, default=8, help="key-value pairs of a row of mqar")
+    parser.add_argument("--pairs", type=int, help="key-value pairs of a row of mqar, by default 8")
     parser.add_argument(
         "--symbols", type=int, help="keys, and values, of mqar, by default twice the pairs; letters of copy"
     )
@@ -57,9 +57,11 @@ def run(args: argparse.Namespace) -> int:
     from ..plots import plot_panels
     from ..records import Environment, Record, write_text
 
-    symbols = args.symbols
+    pairs, symbols = args.pairs, args.symbols
+    if pairs is None:
+        pairs = 8 if args.task == "mqar" else 0
     if symbols is None:
-        symbols = 2 * args.pairs if args.task == "mqar" else max(1, (args.length - 2) // 2)
+        symbols = 2 * pairs if args.task == "mqar" else max(1, (args.length - 2) // 2)
     settings = Settings(
         task=args.task,
         attention=split_list(args.attention),
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         shapes=split_list(args.shape),
         windows=split_numbers("window", args.window),
         layers=split_numbers("layers", args.layers),
-        size=TaskSize(length=args.length, symbols=symbols, pairs=args.pairs),
+        size=TaskSize(length=args.length, symbols=symbols, pairs=pairs),
         training=Training(
             steps=args.steps,
             batch=args.batch,

@@ -50,12 +50,12 @@ class TaskSize:
     Attributes:
         length: N, tokens of a row.
         symbols: keys, and as many values, of recall; letters of copying.
-        pairs: key-value pairs of a row of recall. Copying has no use for it.
+        pairs: key-value pairs of a row of recall; 0 for copying.
     """
 
     length: int
     symbols: int
-    pairs: int
+    pairs: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ def _draw_copy(chance: Chance, size: TaskSize, rows: int, stream: Stream) -> Exa
 
 
 def _check_copy(size: TaskSize) -> None:
+    check_count("pairs", size.pairs, minimum=0, maximum=0)
     check_count("length", size.length, minimum=4)
     check_count("symbols", size.symbols, minimum=(size.length - 2) // 2)
 
