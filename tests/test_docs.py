@@ -36,3 +36,12 @@ def test_the_page_on_swapping():
     for example in examples("docs/swap.md"):
         exec(example, names)
     assert {"whole", "loss", "built"} <= set(names)
+
+
+def test_the_page_on_models():
+    pytest.importorskip("transformers")
+    names = {}
+    for example in examples("docs/models.md"):
+        exec(example, names)
+    assert names["y"].shape == names["x"].shape
+    assert names["text"].shape == (1, 35)
