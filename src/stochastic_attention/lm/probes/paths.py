@@ -1,7 +1,8 @@
 """Which answers a stack of layers can reach at all, under the very permutations that it runs with.
 
     in the field   the needed token and its cue are both in the query's receptive field: without that, whatever the
-                   weights, the answer is a guess. A ceiling.
+                   weights, an answer of recall is a guess (copying could count positions instead of reading the cue).
+                   A ceiling.
     direct         the needed token sees its cue in one layer, and the query sees the needed token in a later one: all
                    that induction takes. A floor for a model that has learnt the task.
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...hf.swap import set_step
-from ...ops.validation import check_count
 from ..config import StochasticLlamaConfig
 from ..model import StochasticLlamaForCausalLM
 from .cells import Cell, Settings, Training
@@ -129,7 +128,6 @@ def train(settings: Settings, cell: Cell, on_step: Callable[[], object] = lambda
 
 def rate(training: Training, step: int) -> float:
     """The learning rate of optimizer step `step`, counted from 0."""
-    check_count("step", step, minimum=0)
     risen = min(1.0, (step + 1) / max(training.warmup, 1))
     fallen = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / training.steps))
     return training.learning_rate * min(risen, fallen)
