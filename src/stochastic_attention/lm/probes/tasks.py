@@ -98,17 +98,16 @@ def draw(task: str, size: TaskSize, rows: int, *, seed: int, step: int, stream: 
 def _draw_recall(chance: Chance, size: TaskSize, rows: int, stream: Stream) -> Examples:
     """k1 v1 k2 v2 ... q q q ...: distinct keys, a value each, then queries, each one of the keys at random.
 
-    Test rows have all the pairs. Training rows have the last few of them, as many as chance says, and filler before:
-    with many far pairs alone, even full attention takes several times as long to find out what is asked.
+    Test rows have all the pairs. Training rows have the first few of them, as many as chance says, and filler behind:
+    with all pairs always, even full attention takes longer to find out what is asked.
     """
     pairs, symbols, queries = size.pairs, size.symbols, size.length - 2 * size.pairs
     shown = 1 + chance(3, 1) % pairs if stream == "train" else torch.full((rows, 1), pairs)
     keys = chance(0, symbols).argsort(dim=1, stable=True)[:, :pairs]
     values = symbols + chance(1, pairs) % symbols
-    hidden = pairs - shown
-    is_shown = torch.arange(2 * pairs) >= 2 * hidden
+    is_shown = torch.arange(2 * pairs) < 2 * shown
     listed = torch.stack([keys, values], dim=2).flatten(1).where(is_shown, torch.tensor(2 * symbols))
-    asked = hidden + chance(2, queries) % shown
+    asked = chance(2, queries) % shown
     none = torch.full((rows, 2 * pairs), -1)
     return Examples(
         tokens=torch.cat([listed, keys.gather(1, asked)], dim=1),
