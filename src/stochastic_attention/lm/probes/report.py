@@ -110,7 +110,8 @@ def _notes(settings: Settings) -> str:
         "w_eff, w_scored: keys that a layer reads for a query, both paths together, over all queries and over those "
         "that are asked.",
         "direct: share of answers whose token sees its cue in one layer, and is seen by the query in a later one; "
-        "field: those without, but with both tokens in the query's receptive field; beyond: the rest, a guess at best.",
+        "field: those without, but with both tokens in the query's receptive field; beyond: the rest, which recall can "
+        "only guess, and copying from the letters it sees and their places.",
         "right: accuracy on the group to its left.",
     ]
     return "\n".join(f"- {note}" for note in notes) + "\n"
