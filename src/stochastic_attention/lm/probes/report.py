@@ -106,7 +106,9 @@ def _notes(settings: Settings) -> str:
         f"{training.learning_rate:g}, batches of {training.batch} rows, at most {training.steps} steps: training stops "
         f"once more than {training.enough:g} of the answers to the test rows are right.",
         f"Mean over {settings.routing_steps} routing steps of {settings.rows} test rows; fixed step: at the first of "
-        f"them. ±: standard deviation over {settings.seeds} seeds (weights, examples and routing).",
+        f"them. "
+        + (f"±: standard deviation over {settings.seeds} seeds." if settings.seeds > 1 else "One seed.")
+        + " A seed gives weights, examples and routing.",
         "w_eff, w_scored: keys that a layer reads for a query, both paths together, over all queries and over those "
         "that are asked.",
         "direct: share of answers whose token sees its cue in one layer, and is seen by the query in a later one; "
