@@ -47,11 +47,49 @@ GENERATE_OPTIONS = {
     "--backend": None,
 }
 
+TRAIN_OPTIONS = {"--config": "run.yaml", "--set": [], "--output": None, "--resume": True, "--cache": None}
+
+EVAL_OPTIONS = {
+    "--model": "x",
+    "--tasks": "hellaswag,piqa,winogrande",
+    "--method": None,
+    "--budget": None,
+    "--match": "w_scored",
+    "--seeds": 1,
+    "--limit": None,
+    "--length": None,
+    "--data": None,
+    "--offline": False,
+    "--batch-size": 8,
+    "--output": "results/eval",
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--backend": None,
+}
+
+PERPLEXITY_OPTIONS = {
+    "--models": ["x", "sa=y"],
+    "--text": "embedded",
+    "--length": 1024,
+    "--windows": None,
+    "--draws": 1,
+    "--batch-tokens": 4096,
+    "--output": "results/perplexity",
+    "--device": "cpu",
+    "--dtype": "float32",
+}
+
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
-    [(["compare"], COMPARE_OPTIONS), (["generate", "--prompt", "x"], GENERATE_OPTIONS)],
-    ids=["compare", "generate"],
+    [
+        (["compare"], COMPARE_OPTIONS),
+        (["generate", "--prompt", "x"], GENERATE_OPTIONS),
+        (["train", "--config", "run.yaml"], TRAIN_OPTIONS),
+        (["eval", "x"], EVAL_OPTIONS),
+        (["perplexity", "x", "sa=y"], PERPLEXITY_OPTIONS),
+    ],
+    ids=["compare", "generate", "train", "eval", "perplexity"],
 )
 def test_the_options_are_these(arguments, options):
     args = vars(cli.build_parser().parse_args(arguments))

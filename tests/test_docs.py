@@ -45,3 +45,12 @@ def test_the_page_on_models():
         exec(example, names)
     assert names["y"].shape == names["x"].shape
     assert names["text"].shape == (1, 35)
+
+
+def test_the_page_on_training():
+    pytest.importorskip("transformers")
+    names = {}
+    for example in examples("docs/training.md"):
+        exec(example, names)
+    assert names["outcome"].step == 4
+    assert names["model"].config.layer_attention == "gated"

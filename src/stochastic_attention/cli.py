@@ -13,7 +13,12 @@ from types import ModuleType
 COMMANDS = {
     "compare": ".commands.compare",
     "generate": ".commands.generate",
+    "train": ".commands.train",
+    "eval": ".commands.eval",
+    "perplexity": ".commands.perplexity",
     "bench": ".commands.bench",
+    "check": ".commands.check",
+    "predict": ".commands.predict",
     "backends": ".commands.backends",
     "reach": ".commands.reach",
     "mixing": ".commands.mixing",
@@ -21,6 +26,7 @@ COMMANDS = {
     "graph": ".commands.graph",
     "compare-graphs": ".commands.compare_graphs",
     "probe": ".commands.probe",
+    "report": ".commands.report",
 }
 
 # Third-party module -> the extra that brings it.
@@ -28,9 +34,11 @@ _EXTRAS = {
     "transformers": "hf",
     "accelerate": "hf",
     "gguf": "hf",
+    "yaml": "hf",
     "datasets": "evaluation",
     "matplotlib": "evaluation",
     "tqdm": "evaluation",
+    "lm_eval": "harness",
     "numpy": "analysis",
     "scipy": "analysis",
     "igraph": "analysis",

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 @contextmanager
 def attending(model: PreTrainedModel, pattern: Pattern, backend: str | None = None) -> Iterator[None]:
     """Let every layer of `model` attend by `pattern` inside the block. Full attention is the untouched model."""
+    from ..hf import restore, swap
+    from ..hf.plan import check_swappable
+
+    check_swappable(model.config)
     if pattern.kind == "full":
         yield
         return
-    from ..hf import restore, swap
-
     swap(model, pattern, "all", backend=backend)
     try:
         yield

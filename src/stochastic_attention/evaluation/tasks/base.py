@@ -79,10 +79,19 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def perplexity(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> Estimate:
-    """exp of the mean negative log likelihood a scored token; standard error over items by the delta method."""
+    """exp of the mean negative log likelihood a scored token; see `ratio_perplexity`, an item a row."""
     losses = [-math.fsum(score.loglikelihood for score in row) for row in scores]
-    tokens = [sum(request.scored for request in item.requests) for item in items]
-    n, total = len(items), sum(tokens)
+    return ratio_perplexity(losses, [sum(request.scored for request in item.requests) for item in items])
+
+
+def ratio_perplexity(losses: Sequence[float], tokens: Sequence[float]) -> Estimate:
+    """exp(sum of losses / sum of tokens), with its standard error over rows by the delta method.
+
+    Args:
+        losses: negative log likelihood of each row's tokens together.
+        tokens: how many these are, or whatever else is to be divided by.
+    """
+    n, total = len(losses), math.fsum(tokens)
     rate = math.fsum(losses) / total
     value = math.exp(rate)
     if n < 2:
