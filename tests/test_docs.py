@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from stochastic_attention import Pattern
 
@@ -28,6 +29,12 @@ def test_the_swap(capsys):
     model = transformers.LlamaForCausalLM(config).eval()
     exec(examples("README.md")[1], {"model": model, "union": Pattern.stochastic(window=4, local=4)})
     assert capsys.readouterr().out.count("stochastic_attention: stochastic(window=4, local=4)") == 2
+
+
+def test_the_gated_layer():
+    names = {"torch": torch, "Pattern": Pattern}
+    exec(examples("README.md")[2], names)
+    assert names["y"].shape == (1, 4096, 512)
 
 
 def test_the_page_on_swapping():
