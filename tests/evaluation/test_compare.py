@@ -179,6 +179,12 @@ def test_text_longer_than_the_model_is_refused(settings, run, tmp_path):
         run(long, tmp_path / "out")
 
 
+def test_an_item_longer_than_the_model_is_refused_by_its_task(settings, run, tmp_path):
+    (tmp_path / "lambada_openai.jsonl").write_text(json.dumps({"context": "x" * 600, "continuation": "y"}))
+    with pytest.raises(ValueError, match="512 positions, got lambada with an item of 601 tokens"):
+        run(dataclasses.replace(settings, limits=(3, 1)), tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -62,6 +62,13 @@ class Queries:
         """The budget in expectation over seeds; exact for patterns without chance."""
         return self.budget(expected_keys(pattern, self.position, self.length))
 
+    def expected_mean(self, pattern: Pattern, match: Match) -> float:
+        """One of the means of `expected`, computed on the queries that count towards it alone."""
+        weight = self._scored if match == "w_scored" else self._occurs
+        counts = weight.nonzero()[:, 0]
+        keys = expected_keys(pattern, self.position[counts], self.length[counts])
+        return float(keys @ weight[counts] / weight.sum())
+
     def measured(self, pattern: Pattern, layers: int) -> Budget:
         """The budget of this very pattern and seed, averaged over the model's layers."""
         if pattern.is_random and pattern.scope == "sequence":
@@ -113,7 +120,7 @@ def _measured_keys(pattern: Pattern, n: int, layers: int) -> Tensor:
 
 def closest(patterns: Iterable[Pattern], queries: Queries, target: float, match: Match) -> Pattern:
     """The pattern whose expected budget is nearest to `target`; the earliest wins a tie."""
-    found = min(patterns, key=lambda pattern: abs(getattr(queries.expected(pattern), match) - target), default=None)
+    found = min(patterns, key=lambda pattern: abs(queries.expected_mean(pattern, match) - target), default=None)
     if found is None:
         raise ValueError("patterns must hold at least one pattern, got none")
     return found

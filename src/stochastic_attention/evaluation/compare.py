@@ -207,16 +207,18 @@ def _fits(settings: Settings, queries: Queries) -> list[tuple[str, int, Pattern,
 
 
 def _items(settings: Settings, language: LanguageModel) -> dict[str, list[Item]]:
-    items = {
-        task: TASKS[task].items(language.tokenizer, settings.task_options, limit)
-        for task, limit in zip(settings.tasks, settings.limits, strict=True)
-    }
-    longest = max(request.queries for rows in items.values() for item in rows for request in item.requests)
-    if language.longest is not None and max(longest, settings.length) > language.longest:
-        raise ValueError(
-            f"length and the tasks' items must fit the model's {language.longest} positions, "
-            f"got length {settings.length} and items of up to {longest} tokens"
-        )
+    positions = language.longest
+    if positions is not None and settings.length > positions:
+        raise ValueError(f"length must fit the model's {positions} positions, got {settings.length}")
+    items = {}
+    for task, limit in zip(settings.tasks, settings.limits, strict=True):
+        items[task] = TASKS[task].items(language.tokenizer, settings.task_options, limit)
+        longest = max(request.queries for item in items[task] for request in item.requests)
+        if positions is not None and longest > positions:
+            raise ValueError(
+                f"tasks must have items that fit the model's {positions} positions, "
+                f"got {task} with an item of {longest} tokens"
+            )
     return items
 
 
