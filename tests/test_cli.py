@@ -48,10 +48,35 @@ GENERATE_OPTIONS = {
 }
 
 
+RECOMMEND_OPTIONS = {
+    "--model": "smollm2-135m-instruct",
+    "--budget": 64,
+    "--text": None,
+    "--tasks": "perplexity,recall",
+    "--windows": 9,
+    "--candidates": 54,
+    "--finalists": 3,
+    "--seeds": 3,
+    "--match": "w_scored",
+    "--length": 1024,
+    "--data": None,
+    "--name": "recommended",
+    "--output": "results/recommend",
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--backend": None,
+    "--batch-tokens": 4096,
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "options"),
-    [(["compare"], COMPARE_OPTIONS), (["generate", "--prompt", "x"], GENERATE_OPTIONS)],
-    ids=["compare", "generate"],
+    [
+        (["compare"], COMPARE_OPTIONS),
+        (["generate", "--prompt", "x"], GENERATE_OPTIONS),
+        (["recommend", "--budget", "64"], RECOMMEND_OPTIONS),
+    ],
+    ids=["compare", "generate", "recommend"],
 )
 def test_the_options_are_these(arguments, options):
     args = vars(cli.build_parser().parse_args(arguments))

@@ -6,12 +6,15 @@ Adding one is one entry of `METHODS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from ..hf.presets import Preset, load_preset
 from ..ops.pattern import Pattern
 from .budget import Match, Queries, closest
 
 REFERENCE = "full"
+# Begins the name of a method that is what a file says, at no budget but its own.
+PRESET = "preset:"
 # StreamingLLM's number; the paper's own window has none.
 SINKS = 4
 
@@ -31,10 +34,6 @@ class Method:
     def fit(self, queries: Queries, budget: float, match: Match) -> Pattern:
         """The candidate nearest to `budget` on these queries, with seed 0."""
         return closest(self.candidates(queries.longest), queries, budget, match)
-
-    def seeded(self, pattern: Pattern, seed: int) -> Pattern:
-        """The same pattern under another seed."""
-        return replace(pattern, seed=seed) if self.is_random else pattern
 
 
 def _scales(make: Callable[[int], Pattern]) -> Callable[[int], Iterable[Pattern]]:
@@ -67,7 +66,12 @@ METHODS: dict[str, Method] = {
 
 
 def check_methods(names: Iterable[str]) -> None:
-    """Raise ValueError for a name that is not in `METHODS`."""
-    unknown = [name for name in names if name not in METHODS]
+    """Raise ValueError for a name that is neither in `METHODS` nor that of a preset."""
+    unknown = [name for name in names if preset_of(name) is None and name not in METHODS]
     if unknown:
-        raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(unknown)}")
+        raise ValueError(f"methods must be among {', '.join(METHODS)}, {PRESET}FILE, got {', '.join(unknown)}")
+
+
+def preset_of(name: str) -> Preset | None:
+    """The preset that a method's name stands for, None for a name without a file; ValueError for no such file."""
+    return load_preset(name.removeprefix(PRESET)) if name.startswith(PRESET) else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..hf import Preset, restore, swap
 from ..ops.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def attending(model: PreTrainedModel, pattern: Pattern, backend: str | None = None) -> Iterator[None]:
-    """Let every layer of `model` attend by `pattern` inside the block. Full attention is the untouched model."""
-    if pattern.kind == "full":
+def attending(model: PreTrainedModel, pattern: Pattern | Preset, backend: str | None = None) -> Iterator[None]:
+    """Let every layer of `model` attend by a pattern inside the block, or swap a preset into it.
+
+    Full attention is the untouched model.
+    """
+    if pattern == Pattern.full():
         yield
         return
-    from ..hf import restore, swap
-
-    swap(model, pattern, "all", backend=backend)
+    preset = Preset(pattern, "all") if isinstance(pattern, Pattern) else pattern
+    swap(model, *preset, backend=backend)
     try:
         yield
     finally:
@@ -33,7 +36,7 @@ def attending(model: PreTrainedModel, pattern: Pattern, backend: str | None = No
 @torch.inference_mode()
 def prefill_times(
     model: PreTrainedModel,
-    patterns: Sequence[Pattern],
+    patterns: Sequence[Pattern | Preset],
     *,
     length: int,
     repeats: int,

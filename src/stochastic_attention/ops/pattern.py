@@ -10,7 +10,7 @@ A `Pattern` says which keys N(i) query i sees; it holds no tensor and no state. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .validation import check_choice, check_count, check_flag, check_real
@@ -153,6 +153,10 @@ class Pattern:
     def is_random(self) -> bool:
         """Whether N(i) depends on the routing keys."""
         return self.kind == "stochastic"
+
+    def seeded(self, seed: int) -> Pattern:
+        """The same pattern under another seed; itself where it has none."""
+        return replace(self, seed=seed) if self.is_random else self
 
     def check_causal(self, causal: bool) -> None:
         """Raise ValueError where the pattern has no meaning without causality."""
