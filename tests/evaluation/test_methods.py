@@ -18,7 +18,8 @@ FITTED = [name for name in METHODS if name != "full"]
 def test_fit_is_the_nearest_of_all_candidates(method, profile, match):
     queries = Queries(profile)
     miss = abs(getattr(queries.expected(METHODS[method].fit(queries, 32, match)), match) - 32)
-    every = [abs(getattr(queries.expected(pattern), match) - 32) for pattern in METHODS[method].candidates(200)]
+    candidates = METHODS[method].candidates(queries.longest)
+    every = [abs(getattr(queries.expected(pattern), match) - 32) for pattern in candidates]
     assert miss == min(every)
 
 

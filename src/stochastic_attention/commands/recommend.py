@@ -75,13 +75,18 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         with ExitStack() as stack:
+
+            def bar() -> tqdm:
+                stack.close()  # the search's own ends before that of the comparison begins
+                return stack.enter_context(tqdm(unit="tok", unit_scale=True, dynamic_ncols=True))
+
             found = recommend(
                 settings,
                 args.output,
                 candidates=args.candidates,
                 finalists=args.finalists,
                 batch_tokens=args.batch_tokens,
-                progress=lambda: stack.enter_context(tqdm(unit="tok", unit_scale=True, dynamic_ncols=True)),
+                progress=bar,
             )
     except KeyboardInterrupt:
         print(

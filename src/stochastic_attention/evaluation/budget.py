@@ -102,6 +102,10 @@ def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
         return (position % pattern.block_size + 1 + chosen).double()
     if pattern.kind == "local":
         return past.clamp(max=pattern.reach + pattern.sinks)
+    if pattern.kind == "strided":
+        certain = past.clamp(max=pattern.local_window + pattern.sinks)
+        last = (position - pattern.sinks).div(pattern.stride, rounding_mode="floor").clamp(max=pattern.reach - 1)
+        return certain + (last + 1 - -(-pattern.local_window // pattern.stride)).clamp(min=0)
     # The query itself is always among its keys.
     certain = past.clamp(max=max(pattern.local_window, 1) + pattern.sinks)
     return certain + (past - certain) * _chance_to_meet(pattern, position, length)

@@ -5,6 +5,7 @@ Adding one is one entry of `METHODS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -46,6 +47,11 @@ def _moba_fine(longest: int) -> Iterable[Pattern]:
             yield Pattern.moba(block_size=block_size, top_k=top_k)
 
 
+def _strided(window: int, longest: int) -> Pattern:
+    """A local window, and as many keys again that span the longest document."""
+    return Pattern.strided(window, math.ceil(longest / window), local=window, sinks=SINKS)
+
+
 def _union(window: int, **options: str) -> Pattern:
     return Pattern.stochastic(window, local=window, sinks=SINKS, correction=0.5, **options)  # type: ignore[arg-type]
 
@@ -54,6 +60,7 @@ METHODS: dict[str, Method] = {
     "full": Method(lambda _: (Pattern.full(),)),
     "swa": Method(_scales(lambda w: Pattern.local(w))),
     "swa+sinks": Method(_scales(lambda w: Pattern.local(w, sinks=SINKS))),
+    "strided": Method(lambda longest: (_strided(w, longest) for w in range(1, longest + 1))),
     "sa": Method(_scales(lambda w: Pattern.stochastic(w)), is_random=True),
     "sa-block": Method(_scales(lambda w: Pattern.stochastic(w, shape="block")), is_random=True),
     "sa-prefix": Method(_scales(lambda w: Pattern.stochastic(w, scope="prefix")), is_random=True),
