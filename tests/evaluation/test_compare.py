@@ -189,8 +189,8 @@ def test_a_preset_for_other_layers_is_refused_before_anything_runs(settings, run
 
 def test_a_preset_is_measured_layer_by_layer_and_another_one_does_not_mix_in(settings, run, tmp_path):
     method = f"preset:{tmp_path / 'it.json'}"
-    settings = dataclasses.replace(settings, methods=(method,), tasks=("perplexity",), limits=(2,))
     save_preset(tmp_path / "it.json", "it", Preset({1: Pattern.local(1)}))
+    settings = dataclasses.replace(settings, methods=(method,), tasks=("perplexity",), limits=(2,))
     cell = run(settings, tmp_path / "out").cells[1]
     assert (cell.method, cell.budget, cell.seed) == (method, None, None)
     assert cell.w_scored == (24.0 + 1.0) / 2  # 47 queries see 24 keys on average in the layer left alone

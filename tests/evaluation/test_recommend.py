@@ -184,7 +184,7 @@ def test_the_command_keeps_a_preset_that_compare_and_generate_take(arguments, tm
     shown = capsys.readouterr().out
     path = tmp_path / "out" / "recommended.json"
     assert "Recommended: " in shown
-    assert f"sattn compare --methods preset:{path}" in shown
+    assert f"sattn compare --methods preset:{path} --text OTHER" in shown
     assert json.loads(path.read_text(encoding="utf-8"))["record"]["command"].startswith("sattn recommend --model")
     preset, model = f"preset:{path}", str(model_folder)
     assert (

@@ -108,5 +108,5 @@ def run(args: argparse.Namespace) -> int:
     save_preset(path, args.name, found.preset, record)
     write_text(args.output / "table.md", told)
     print(told, end="")
-    print(f"\nWritten: {path}, {args.output}/table.md. To compare it: sattn compare --methods preset:{path}")
+    print(f"\nWritten: {path}, {args.output}/table.md. To judge it: sattn compare --methods preset:{path} --text OTHER")
     return 0

@@ -58,6 +58,8 @@ def recommend(
 ) -> Recommendation:
     """Search `candidates` by successive halving, then compare the finalists. Resumes from what `output` holds.
 
+    The items that choose are those of the comparison, which flatters the choice: judge a preset on other text.
+
     Args:
         settings: those of the final comparison, with one budget. Its first task is what is searched by, with seed 0 and
             by the likelihood of the right answers; its methods are the baselines.
