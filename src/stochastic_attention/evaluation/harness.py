@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from lm_eval import utils
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 
@@ -22,7 +24,28 @@ class SwappedLM(HFLM):
     not depend on what comes later, but scope "sequence" draws its permutation over the whole row: padding would take
     part, and the scores would move with the batch size. Here rows of one length run together. Generation needs no such
     care: there `HFLM` passes its attention mask.
+
+    Rolling texts begin with one beginning-of-sequence token, where a tokenizer that adds its own would give `HFLM` two,
+    the second of which it scores.
     """
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log likelihood of each text, in windows of the model's length, as in `HFLM`."""
+        windows, owners = [], []
+        for owner, request in enumerate(requests):
+            rolling = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0], add_special_tokens=False),  # type: ignore[attr-defined]
+                prefix_token=self.prefix_token_id,  # type: ignore[attr-defined]
+                max_seq_len=self.max_length,  # type: ignore[attr-defined]
+                context_len=1,
+            )
+            for window in map(utils.make_disjoint_window, rolling):
+                windows.append((None, *window))
+                owners.append(owner)
+        totals = [0.0] * len(requests)
+        for owner, (score, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            totals[owner] += score
+        return totals
 
     def _loglikelihood_tokens(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..hf import Preset, restore, swap
+from ..hf.plan import check_swappable
 from ..ops.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def attending(model: PreTrainedModel, pattern: Pattern | Preset, backend: str | 
 
     Full attention is the untouched model.
     """
+    check_swappable(model.config)
     if pattern == Pattern.full():
         yield
         return

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import blocked, cpp, gather, reference
 from .call import Call
+from .triton import backend as triton
 
 Run = Callable[[Call], tuple[Tensor, Tensor]]
 
@@ -20,6 +21,7 @@ Run = Callable[[Call], tuple[Tensor, Tensor]]
 _MODULES = {
     "gather": gather,
     "cpp": cpp,
+    "triton": triton,
     "blocked": blocked,
     "reference": reference,
 }
@@ -40,9 +42,14 @@ def choose(call: Call, backend: str | None) -> Run:
     if backend is not None and backend not in backend_names():
         raise ValueError(f"backend must be None or one of {', '.join(map(repr, _MODULES))}, got {backend!r}")
     reasons = {}
-    for name in _MODULES if backend is None else (backend,):
+    for name in _automatic(call) if backend is None else (backend,):
         reason = unsupported(call, name)
         if reason is None:
             return _MODULES[name].run
         reasons[name] = reason
     raise ValueError("no backend takes this call: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+
+
+def _automatic(call: Call) -> list[str]:
+    """On a CPU, the kernels for GPUs run in an interpreter, for those who ask for it."""
+    return [name for name in _MODULES if name != "triton" or call.q.device.type != "cpu"]

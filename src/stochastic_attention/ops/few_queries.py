@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import native
+from .products import Neighbours
 from .validation import can_read
 
 _SIZES = (
@@ -41,9 +42,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    slot: Tensor,
-    allowed: Tensor,
-    bias: Tensor | None,
+    found: Neighbours,
     *,
     dtype: torch.dtype,
     scale: float,
@@ -51,14 +50,14 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in `dtype`, without a gradient.
 
-    `slot` int64 [B', H', Nq, C] is the key in each column of a query, `allowed` bool likewise says whether it sees it,
-    and `bias`, broadcastable to them, is added to its score. A non-finite query, or key or value that it sees, makes
-    its row NaN; a query that sees none has out 0 and lse -inf.
+    Queries must not share their keys. A non-finite query, or key or value that it sees, makes its row NaN; a query that
+    sees none has out 0 and lse -inf.
     """
+    assert found.slot is not None
     q, k, v = (native.readable(x, dtype) for x in (q, k, v))
-    slot = slot.contiguous()
-    allowed = allowed.expand_as(slot).contiguous()
-    bias = None if bias is None else bias.to(dtype).expand_as(slot).contiguous()
+    slot = found.slot.contiguous()
+    allowed = found.allowed.expand_as(slot).contiguous()
+    bias = None if found.bias is None else found.bias.to(dtype).expand_as(slot).contiguous()
     out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
     lse = torch.empty(q.shape[:-1], dtype=dtype)
     tensors = {"slot": slot, "allowed": allowed, "bias": bias, "out": out, "lse": lse}

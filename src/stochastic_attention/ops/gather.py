@@ -10,23 +10,24 @@ Shapes: B' and H' are 1 where all rows or all heads share; Nq queries, Nk keys, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import few_queries
+from . import few_queries, products
 from .call import Call
 from .merge import apply_sink
 from .plan import correction_bias
+from .products import Neighbours
 from .rank_tables import rank_table
-from .validation import can_read
 
 _MOST_QUERIES = 64  # beyond, queries share enough keys for sorting them once to be cheaper
+_WIDEST_ON_GPU = 256  # of a head
 _ELEMENTS_AT_ONCE = 1 << 24  # bounds what a slice of the queries gathers
 
 
@@ -50,7 +51,9 @@ def unsupported(call: Call) -> str | None:
 def run(call: Call) -> tuple[Tensor, Tensor]:
     """(out [B, Hq, Nq, Dv], lse [B, Hq, Nq]) in the call's compute dtype; the sink is outside the lse."""
     k, v = call.k, call.v
-    if sees_whole_past(call) or (torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)):
+    if _can_run_on_gpu(call):
+        pass  # it reads what there is
+    elif sees_whole_past(call) or (torch.is_grad_enabled() and (k.requires_grad or v.requires_grad)):
         # Gathered rows are cast, few as they are; gradients of a key that many queries gather are summed before.
         k, v = k.to(call.compute_dtype), v.to(call.compute_dtype)
     size = max(1, _ELEMENTS_AT_ONCE // _elements_of_a_query(call))
@@ -130,21 +133,6 @@ class _Places:
         return found.view(wanted.shape).movedim(1, 2)
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """The keys of each query.
-
-    Attributes:
-        slot: int64 [B', H', Nq, C], the key in each column; the query's own where the column stays empty.
-        allowed: bool [B', H', Nq, C], which columns hold a key.
-        bias: compute dtype, broadcastable to the scores [B, H, Nq, C], or None.
-    """
-
-    slot: Tensor
-    allowed: Tensor
-    bias: Tensor | None
-
-
 def neighbours(call: Call, queries: slice) -> Neighbours:
     """N(i) of some of the queries, each key in one column: the local window, the sinks, then the others."""
     places, pattern = _Places.of(call, queries), call.pattern
@@ -195,16 +183,21 @@ Ranks = tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]
 
 def _prefix_ranks(call: Call, places: _Places) -> Ranks:
     """Scope "prefix": each query's rank [B', H', Nq, 1], its number of ranks [B', 1, Nq, 1], and ranks to positions."""
-    w, keys = call.pattern.reach, call.layout.keys
-    levels = 1
-    while w << (levels - 1) < keys:
-        levels += 1
+    w, levels = call.pattern.reach, _levels(call)
     i = places.position[:, None, :, None]
     level = (i >= w << torch.arange(levels - 1, device=i.device)).sum(-1, keepdim=True)
     ranks = w << level
     table, head = _table(call, w, levels)
     begin = ranks - w  # where the table holds the level
     return table[0, head, begin + i].long(), ranks, lambda near: table[1, head, begin + near].long()
+
+
+def _levels(call: Call) -> int:
+    """How many levels the keys of scope "prefix" may need."""
+    levels = 1
+    while call.pattern.reach << (levels - 1) < call.layout.keys:
+        levels += 1
+    return levels
 
 
 def _sequence_ranks(call: Call, places: _Places) -> Ranks:
@@ -237,19 +230,26 @@ def _table(call: Call, smallest: int, levels: int) -> tuple[Tensor, Tensor]:
 def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
     """Attention of some of the queries, sinks left out."""
     q = call.q[:, :, queries]
+    options = {"dtype": call.compute_dtype, "scale": call.scale, "softcap": call.softcap}
+    on_gpu = _can_run_on_gpu(call)
     if sees_whole_past(call):
-        return _by_products(call, q, k, v, queries, None)
-    found = neighbours(call, queries)
-    if few_queries.can_attend(call.k, call.v, call.compute_dtype):  # as given: not whether a gradient had them cast
-        return _Compiled.apply(q, k, v, call, queries, found)
-    return _by_products(call, q, k, v, queries, found)
+        found = _whole_past(call, queries)
+    elif on_gpu and call.layout.documents is None and not _orders_all_keys(call):
+        found = _find_on_gpu(call, queries)
+    else:
+        found = neighbours(call, queries)
+    # Which code runs depends on what was given, not on whether a gradient had it cast.
+    if on_gpu:
+        from .triton import queries as kernels
+
+        return kernels.attend(q, k, v, found, scale=call.scale, softcap=call.softcap)
+    if found.slot is not None and few_queries.can_attend(call.k, call.v, call.compute_dtype):
+        return _Compiled.apply(q, k, v, found, options)
+    return products.attend(q, k, v, found, **options)
 
 
 class _Compiled(torch.autograd.Function):
-    """The compiled kernel forward, whether or not a gradient is wanted: a recomputed layer gets the same numbers.
-
-    The backward is that of `_by_products`.
-    """
+    """The compiled kernel forward, whether or not a gradient is wanted: a recomputed layer gets the same numbers."""
 
     @staticmethod
     def forward(
@@ -257,14 +257,12 @@ class _Compiled(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        call: Call,
-        queries: slice,
         found: Neighbours,
+        options: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(q, k, v)
-        ctx.call, ctx.queries, ctx.found = call, queries, found
-        options = {"dtype": call.compute_dtype, "scale": call.scale, "softcap": call.softcap}
-        return few_queries.attend(q, k, v, found.slot, found.allowed, found.bias, **options)
+        ctx.found, ctx.options = found, options
+        return few_queries.attend(q, k, v, found, **options)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - its own arguments
@@ -272,94 +270,40 @@ class _Compiled(torch.autograd.Function):
         d_out: Tensor,
         d_lse: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        differentiable = torch.is_grad_enabled()  # a second derivative is wanted
         wanted = ctx.needs_input_grad[:3]
-        with torch.enable_grad(), torch.autocast(d_out.device.type, enabled=False):
-            # Tensors of their own, as one tensor may be given for several; with the history only where it is needed.
-            saved = (x.view_as(x) if differentiable else x.detach() for x in ctx.saved_tensors)
-            q, k, v = (
-                x if differentiable or not want else x.requires_grad_() for x, want in zip(saved, wanted, strict=True)
-            )
-            results = _by_products(ctx.call, q, k, v, ctx.queries, ctx.found)
-            sources = [x for x, want in zip((q, k, v), wanted, strict=True) if want]
-            # The lse does not depend on v, and so may have no gradient to pass on.
-            passed = [(x, d) for x, d in zip(results, (d_out, d_lse), strict=True) if x.requires_grad]
-            results, d_results = zip(*passed, strict=True)
-            gradients = iter(torch.autograd.grad(results, sources, d_results, create_graph=differentiable))
-        return (*(next(gradients) if want else None for want in wanted), None, None, None)
+        return (*products.gradients(ctx.saved_tensors, ctx.found, d_out, d_lse, wanted, **ctx.options), None, None)
 
 
-def _by_products(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, queries: slice, found: Neighbours | None
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) by plain products over the keys that are `found`; None: over each query's whole past.
-
-    Keys are held in sets: one a query, or one that all share where they see their whole past. Inside, shapes are
-    [B, Hkv, sets, T, ...] for T query rows a set (query heads of the group, and queries where they share), and
-    [B, Hkv, sets, C, ...] for its keys.
-    """
-    q = q.to(call.compute_dtype)
-    heads, count, group = q.shape[1], q.shape[2], q.shape[1] // call.k.shape[1]
-    q = q.unflatten(1, (-1, group)).transpose(2, 3)  # [B, Hkv, Nq, R, D]
-    bias = None
-    if found is None:
-        allowed = _whole_past(call, queries)[:, None, :, None].expand(-1, -1, -1, group, -1).flatten(2, 3)[:, :, None]
-        q = q.flatten(2, 3)[:, :, None]
-        k, v = k[:, :, None], v[:, :, None]
-    else:
-        allowed, bias = found.allowed[:, :, :, None], None if found.bias is None else found.bias[:, :, :, None]
-        k, v = (_rows(x, found.slot).to(call.compute_dtype) for x in (k, v))
-
-    q, bad_q = _without_bad_rows(q)
-    k, bad_k = _without_bad_rows(k)
-    v, bad_v = _without_bad_rows(v)
-    scores = q @ k.mT * call.scale
-    if call.softcap is not None:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    if bias is not None:
-        scores = scores + bias
-    empty = ~allowed.any(-1, keepdim=True)
-    scores = scores.masked_fill(~allowed, -math.inf).masked_fill(empty, 0.0)
-    top = scores.detach().amax(-1, keepdim=True)
-    weights = (scores - top).exp()
-    total = weights.sum(-1, keepdim=True)
-    out = (weights @ v / total).masked_fill(empty, 0.0)
-    lse = (top + total.log()).masked_fill(empty, -math.inf)
-    for bad in (bad_q, None if bad_k is None else bad_k.mT, None if bad_v is None else bad_v.mT):
-        if bad is not None:
-            poisoned = (allowed & bad).any(-1, keepdim=True)
-            out, lse = out.masked_fill(poisoned, math.nan), lse.masked_fill(poisoned, math.nan)
-
-    def in_order(x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:2], count, group, -1).transpose(2, 3).reshape(-1, heads, count, x.shape[-1])
-
-    return in_order(out), in_order(lse)[..., 0]
+def _orders_all_keys(call: Call) -> bool:
+    """Whether ranks are counted among all keys of the document, not looked up."""
+    return call.pattern.kind == "stochastic" and call.pattern.scope == "sequence"
 
 
-def _whole_past(call: Call, queries: slice) -> Tensor:
-    """The keys at or before each query in its document: bool [B', Nq, Nk]."""
+def _can_run_on_gpu(call: Call) -> bool:
+    """Whether the kernels for CUDA devices take the call: they compute in float32, heads that fit into registers."""
+    fits = call.compute_dtype == torch.float32 and max(call.k.shape[-1], call.v.shape[-1]) <= _WIDEST_ON_GPU
+    return call.k.device.type == "cuda" and fits and _has_triton()
+
+
+@torch.compiler.assume_constant_result
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _find_on_gpu(call: Call, queries: slice) -> Neighbours:
+    """`neighbours`, where a table alone says who is near."""
+    from .triton import queries as kernels
+
+    token, table, levels, heads = call.layout.query_token[:, queries], None, 1, 1
+    if call.pattern.kind == "stochastic":
+        levels = _levels(call)
+        table, _ = _table(call, call.pattern.reach, levels)
+        heads = table.shape[1]
+    return kernels.find(token, table, call.pattern, levels=levels, heads=heads, keys=call.layout.keys)
+
+
+def _whole_past(call: Call, queries: slice) -> Neighbours:
+    """The keys at or before each query in its document."""
     places = _Places.of(call, queries)
     past = torch.arange(call.layout.keys, device=call.k.device) <= places.token[..., None]
-    return past if places.member is None else past & places.member
-
-
-def _rows(x: Tensor, slot: Tensor) -> Tensor:
-    """Rows `slot` [B', H', Nq, C] of x [B, H, Nk, D]: [B, H, Nq, C, D]."""
-    batch, heads, keys, width = x.shape
-    slot = slot.expand(batch, heads, -1, -1)
-    row = torch.arange(batch, device=x.device).view(-1, 1, 1, 1)
-    head = torch.arange(heads, device=x.device).view(-1, 1, 1)
-    if x.is_contiguous():  # the common cache: the fastest way to read whole rows
-        return F.embedding((row * heads + head) * keys + slot, x.view(-1, width))
-    return x[row, head, slot]
-
-
-def _without_bad_rows(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """x with 0 for what is not finite, and which rows have such a value (bool, last dimension 1), None for no row.
-
-    A masked key must be finite all the same: in the products 0 * NaN is NaN.
-    """
-    if can_read(x.device) and bool(x.detach().sum().isfinite()):
-        return x, None
-    bad = (x.detach() * 0).sum(-1, keepdim=True) != 0  # 0 * NaN and 0 * inf are NaN
-    return x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0), bad
+    return Neighbours(None, (past if places.member is None else past & places.member)[:, None], None)

@@ -127,17 +127,21 @@ def _make_pass(
     stop: Tensor,
     *,
     chosen: Tensor | None = None,
+    count: int | None = None,
     rule: Rule | None = None,
     bias: Tensor | None = None,
     fresh: bool = False,
 ) -> Pass:
-    """Sort the chosen queries by `query_slot` and bring their facts [B', H', Nq] into that order."""
+    """Sort the chosen queries by `query_slot` and bring their facts [B', H', Nq] into that order.
+
+    `count` is how many are chosen, where that is known without reading a tensor.
+    """
     is_token = layout.of_queries(layout.first)[:, None] >= 0
     everyone = layout.is_single and chosen is None
     chosen = is_token.expand_as(query_slot) if chosen is None else chosen & is_token
     slots, rows = torch.where(chosen, query_slot, _LAST).sort(dim=-1, stable=True)
     if not everyone:
-        used = _most(chosen)
+        used = _most(chosen) if count is None else count
         slots, rows = slots[..., :used], rows[..., :used]
 
     def in_order(fact: Tensor) -> Tensor:
@@ -301,6 +305,7 @@ def _level_pass(call: Call, level: int, fresh: bool) -> Pass:
         start,
         stop,
         chosen=chosen.expand_as(slot),
+        count=held - oldest if layout.is_single else None,
         rule=_exclusions(pattern, True, exact=in_blocks),
         bias=bias,
         fresh=fresh,

@@ -78,9 +78,9 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(average, math.sqrt(variance / n), n)
 
 
-def ratio(amounts: Sequence[float], counts: Sequence[int]) -> Estimate:
-    """Sum of `amounts` over sum of `counts`, one of each an item; standard error over items by the delta method."""
-    n, total = len(amounts), sum(counts)
+def ratio(amounts: Sequence[float], counts: Sequence[float]) -> Estimate:
+    """Sum of `amounts` over sum of `counts`, one of each a row; standard error over rows by the delta method."""
+    n, total = len(amounts), math.fsum(counts)
     value = math.fsum(amounts) / total
     if n < 2:
         return Estimate(value, None, n)
@@ -88,17 +88,22 @@ def ratio(amounts: Sequence[float], counts: Sequence[int]) -> Estimate:
     return Estimate(value, math.sqrt(residuals / (n - 1) * n) / total, n)
 
 
-def perplexity_of(losses: Sequence[float], tokens: Sequence[int]) -> Estimate:
-    """exp of the mean loss a token, given each item's summed loss and number of tokens."""
+def ratio_perplexity(losses: Sequence[float], tokens: Sequence[float]) -> Estimate:
+    """exp of `ratio`.
+
+    Args:
+        losses: negative log likelihood of each row's tokens together.
+        tokens: how many these are, or whatever else is to be divided by.
+    """
     rate = ratio(losses, tokens)
     value = math.exp(rate.value)
     return Estimate(value, None if rate.stderr is None else value * rate.stderr, rate.n)
 
 
 def perplexity(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> Estimate:
-    """exp of the mean negative log likelihood a scored token."""
+    """exp of the mean negative log likelihood a scored token; see `ratio_perplexity`, an item a row."""
     losses = [-math.fsum(score.loglikelihood for score in row) for row in scores]
-    return perplexity_of(losses, [sum(request.scored for request in item.requests) for item in items])
+    return ratio_perplexity(losses, [sum(request.scored for request in item.requests) for item in items])
 
 
 def first_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:

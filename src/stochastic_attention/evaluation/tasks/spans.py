@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ...records import Estimate
 from ..requests import Item, Score
-from .base import perplexity_of, ratio
+from .base import ratio, ratio_perplexity
 
 # Of a span: its group, an amount, and the number of what the amount is a sum over.
 Graded = tuple[str, float, int]
@@ -41,7 +41,7 @@ def perplexities(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> di
         ]
         for item, row in zip(items, scores, strict=True)
     ]
-    return _estimates("perplexity", graded, perplexity_of)
+    return _estimates("perplexity", graded, ratio_perplexity)
 
 
 def _estimates(

@@ -1,0 +1,79 @@
+"""Evaluate a model zero-shot on tasks of lm-evaluation-harness: as it is, or under a method at a budget.
+
+Finished tasks are kept in OUTPUT; the same command resumes. Remote code is never run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from . import require
+from .options import split_list
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("model", help="hub name, folder (a trained model too), .gguf file, or smollm2-135m-instruct")
+    parser.add_argument("--tasks", default="hellaswag,piqa,winogrande", help="of the harness, comma-separated")
+    parser.add_argument("--method", help="as in compare; by default the model runs its own attention")
+    parser.add_argument("--budget", type=int, help="mean keys a query, for every method but full")
+    parser.add_argument("--match", default="w_scored", help="measured mean that meets the budget: w_scored or w_eff")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="draws of random orders: of the method, or of the model's own layers"
+    )
+    parser.add_argument("--limit", type=int, help="rows of each task, from the first; by default all")
+    parser.add_argument("--length", type=int, help="most tokens of a window; by default the model's own")
+    parser.add_argument("--data", type=Path, help="folder with lambada_openai.jsonl, wikitext2_test.raw, arc_*")
+    parser.add_argument("--offline", action="store_true", help="touch no network: rows and model are on this machine")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch; no score depends on it")
+    parser.add_argument("--output", type=Path, default=Path("results/eval"), help="folder for all that is written")
+    parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
+    parser.add_argument("--dtype", default="float32", help="of the model: float32, bfloat16 or float16")
+    parser.add_argument("--backend", help="of the op under a method; by default the fastest that can")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, then write record.json and table.md, and print the table."""
+    if args.offline:  # read where these libraries are imported
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    require("lm_eval", "transformers", "datasets", "tqdm")
+    from ..evaluation.eval_table import render
+    from ..evaluation.evaluate import Settings, evaluate
+    from ..records import Environment, Record, write_text
+
+    settings = Settings(
+        model=args.model,
+        tasks=split_list(args.tasks),
+        method=args.method,
+        budget=args.budget,
+        match=args.match,
+        seeds=args.seeds,
+        limit=args.limit,
+        length=args.length,
+        data=args.data,
+        offline=args.offline,
+        device=args.device,
+        dtype=args.dtype,
+        backend=args.backend,
+    )
+    try:
+        outcome = evaluate(settings, args.output, batch_size=args.batch_size)
+    except KeyboardInterrupt:
+        print(
+            f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr
+        )
+        return 130
+    table = render(outcome.results)
+    Record(
+        command=args.command_line,
+        config=outcome.config,
+        environment=Environment.current(),
+        results=outcome.plain_results(),
+    ).save(args.output / "record.json")
+    write_text(args.output / "table.md", table)
+    print(table, end="")
+    print(f"\nWritten: {args.output}/record.json, table.md")
+    return 0

