@@ -234,7 +234,7 @@ def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, T
     on_gpu = _can_run_on_gpu(call)
     if sees_whole_past(call):
         found = _whole_past(call, queries)
-    elif on_gpu and call.layout.documents is None and not _orders_all_keys(call):
+    elif on_gpu and call.layout.documents is None and call.pattern.kind != "strided" and not _orders_all_keys(call):
         found = _find_on_gpu(call, queries)
     else:
         found = neighbours(call, queries)
