@@ -5,7 +5,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --co
 # One thread a test worker: the suite is parallel already.
 TEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --numprocesses auto
 
-.PHONY: demo test test-slow test-oldest lint types bench clean
+.PHONY: demo test test-slow test-interpreted test-oldest lint types bench clean
 
 # Compare attention patterns on the embedded SmolLM2-135M: some minutes on two cores, the table comes last.
 demo: $(VENV)/.installed
@@ -13,15 +13,19 @@ demo: $(VENV)/.installed
 		--limit recall=2,perplexity=2,hellaswag=8 --output build/demo
 
 test: $(VENV)/.installed-dev
-	$(TEST) -m "not slow"
+	$(TEST) -m "not slow and not interpreted"
 
 # What takes minutes: the embedded model end to end, long sequences.
 test-slow: $(VENV)/.installed-dev
-	$(TEST) -m slow
+	$(TEST) -m "slow and not interpreted"
+
+# The GPU kernels in Triton's interpreter, on every test that every backend has: about an hour on two cores.
+test-interpreted: $(VENV)/.installed-dev
+	$(TEST) -m interpreted
 
 # The swap on the oldest transformers that pyproject.toml allows, which hides the one in .venv and leaves it as it is.
 test-oldest: $(VENV)/.installed-dev build/oldest/.installed
-	PYTHONPATH=$(CURDIR)/build/oldest $(TEST) -m "not slow" tests/hf tests/evaluation/test_harness.py
+	PYTHONPATH=$(CURDIR)/build/oldest $(TEST) -m "not slow and not interpreted" tests/hf tests/evaluation/test_harness.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check src tests

@@ -79,6 +79,26 @@ PERPLEXITY_OPTIONS = {
     "--dtype": "float32",
 }
 
+RECOMMEND_OPTIONS = {
+    "--model": "smollm2-135m-instruct",
+    "--budget": 64,
+    "--text": None,
+    "--tasks": "perplexity,recall",
+    "--windows": 9,
+    "--candidates": 54,
+    "--finalists": 3,
+    "--seeds": 3,
+    "--match": "w_scored",
+    "--length": 1024,
+    "--data": None,
+    "--name": "recommended",
+    "--output": "results/recommend",
+    "--device": "cpu",
+    "--dtype": "float32",
+    "--backend": None,
+    "--batch-tokens": 4096,
+}
+
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
@@ -88,8 +108,9 @@ PERPLEXITY_OPTIONS = {
         (["train", "--config", "run.yaml"], TRAIN_OPTIONS),
         (["eval", "x"], EVAL_OPTIONS),
         (["perplexity", "x", "sa=y"], PERPLEXITY_OPTIONS),
+        (["recommend", "--budget", "64"], RECOMMEND_OPTIONS),
     ],
-    ids=["compare", "generate", "train", "eval", "perplexity"],
+    ids=["compare", "generate", "train", "eval", "perplexity", "recommend"],
 )
 def test_the_options_are_these(arguments, options):
     args = vars(cli.build_parser().parse_args(arguments))

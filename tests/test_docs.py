@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from stochastic_attention import Pattern
 
@@ -30,6 +31,12 @@ def test_the_swap(capsys):
     assert capsys.readouterr().out.count("stochastic_attention: stochastic(window=4, local=4)") == 2
 
 
+def test_the_gated_layer():
+    names = {"torch": torch, "Pattern": Pattern}
+    exec(examples("README.md")[2], names)
+    assert names["y"].shape == (1, 4096, 512)
+
+
 def test_the_page_on_swapping():
     pytest.importorskip("transformers")
     names = {}
@@ -45,6 +52,20 @@ def test_the_page_on_models():
         exec(example, names)
     assert names["y"].shape == names["x"].shape
     assert names["text"].shape == (1, 35)
+
+
+def test_the_page_on_long_context(monkeypatch, tmp_path):
+    hf = pytest.importorskip("stochastic_attention.hf")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    monkeypatch.chdir(tmp_path)
+    preset = hf.Preset({1: Pattern.local(4)})
+    hf.save_preset(Path("results/mine/recommended.json"), "mine", preset)
+    exec(examples("docs/long-context.md")[0], {"model": model})
+    assert "local(window=4)" in str(hf.report(model))
 
 
 def test_the_page_on_training():

@@ -12,6 +12,7 @@ from types import ModuleType
 # A command module has `add_arguments(parser)` and `run(args) -> int`; its docstring's first line is its help.
 COMMANDS = {
     "compare": ".commands.compare",
+    "recommend": ".commands.recommend",
     "generate": ".commands.generate",
     "train": ".commands.train",
     "eval": ".commands.eval",
@@ -25,6 +26,7 @@ COMMANDS = {
     "estimator": ".commands.estimator",
     "graph": ".commands.graph",
     "compare-graphs": ".commands.compare_graphs",
+    "probe": ".commands.probe",
     "report": ".commands.report",
 }
 

@@ -10,6 +10,12 @@ DETERMINISTIC = [
     Pattern.local(5),
     Pattern.local(5, sinks=4),
     Pattern.local(50, sinks=4),
+    Pattern.strided(4, 3),
+    Pattern.strided(None, 5),
+    Pattern.strided(3, 4, local=6, sinks=2),
+    Pattern.strided(None, 7, local=7, sinks=3),
+    Pattern.strided(3, 4, sinks=5),
+    Pattern.strided(50, 1, local=2),
 ]
 RANDOM = [
     Pattern.stochastic(5),

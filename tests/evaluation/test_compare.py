@@ -10,6 +10,7 @@ from stochastic_attention.evaluation.compare import Settings, compare, plan
 from stochastic_attention.evaluation.prefill import attending, prefill_times
 from stochastic_attention.evaluation.requests import Profile
 from stochastic_attention.evaluation.scoring import score_requests
+from stochastic_attention.hf import Preset, save_preset
 
 
 @pytest.fixture
@@ -177,6 +178,31 @@ def test_text_longer_than_the_model_is_refused(settings, run, tmp_path):
     long = dataclasses.replace(settings, length=600, tasks=("lambada",), limits=(1,))
     with pytest.raises(ValueError, match="must fit the model's 512 positions"):
         run(long, tmp_path / "out")
+
+
+def test_a_preset_for_other_layers_is_refused_before_anything_runs(settings, run, tmp_path, scored_batches):
+    save_preset(tmp_path / "it.json", "it", Preset({7: Pattern.local(4)}))
+    with pytest.raises(ValueError, match=r"indices in \[0, 2\)"):
+        run(dataclasses.replace(settings, methods=("swa", f"preset:{tmp_path / 'it.json'}")), tmp_path / "out")
+    assert scored_batches.seen == 0
+
+
+def test_a_preset_is_measured_layer_by_layer_and_another_one_does_not_mix_in(settings, run, tmp_path):
+    method = f"preset:{tmp_path / 'it.json'}"
+    save_preset(tmp_path / "it.json", "it", Preset({1: Pattern.local(1)}))
+    settings = dataclasses.replace(settings, methods=(method,), tasks=("perplexity",), limits=(2,))
+    cell = run(settings, tmp_path / "out").cells[1]
+    assert (cell.method, cell.budget, cell.seed) == (method, None, None)
+    assert cell.w_scored == (24.0 + 1.0) / 2  # 47 queries see 24 keys on average in the layer left alone
+    save_preset(tmp_path / "it.json", "it", Preset({1: Pattern.local(2)}))
+    with pytest.raises(ValueError, match="presets was"):
+        run(settings, tmp_path / "out")
+
+
+def test_an_item_longer_than_the_model_is_refused_by_its_task(settings, run, tmp_path):
+    (tmp_path / "lambada_openai.jsonl").write_text(json.dumps({"context": "x" * 600, "continuation": "y"}))
+    with pytest.raises(ValueError, match="512 positions, got lambada with an item of 601 tokens"):
+        run(dataclasses.replace(settings, limits=(3, 1)), tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,8 @@ def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
     [
         ({"tasks": ()}, "tasks must be distinct and at least one, got none"),
         ({"tasks": ("arc_easy", "arc_easy")}, "tasks must be distinct"),
-        ({"method": "nonsense"}, "methods must be among"),
+        ({"method": "nonsense"}, "method must be one of"),
+        ({"method": "preset:x.json"}, "method must be one of"),
         ({"method": "swa"}, "budget must be given with a method other than full, got None with swa"),
         ({"budget": 8}, "budget must be given with a method other than full, got 8 with None"),
         ({"backend": "reference"}, "backend must be given with a method"),

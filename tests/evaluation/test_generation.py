@@ -21,7 +21,7 @@ from stochastic_attention.evaluation.generation import (
     render,
 )
 from stochastic_attention.evaluation.methods import METHODS
-from stochastic_attention.hf import restore, swap
+from stochastic_attention.hf import Preset, restore, save_preset, swap
 from stochastic_attention.models import LanguageModel, load_model
 
 from .conftest import SENTENCE
@@ -252,6 +252,7 @@ def test_an_interrupt_before_the_first_token(language, prompt, monkeypatch):
         ({"method": "sa", "budget": 5, "routing_seed": -1}, "routing_seed must be an integer in"),
         ({"method": "sa", "budget": 5, "decode": "some"}, "decode must be one of 'full', 'stochastic', got 'some'"),
         ({"method": "sa", "budget": 5, "backend": "some"}, "backend must be one of"),
+        ({"method": "preset:gone.json"}, "preset must be a file that holds one, got 'gone.json'"),
     ],
     ids=str,
 )
@@ -406,3 +407,15 @@ def test_the_embedded_model_continues_a_long_prompt():
     assert found.tokens == whole.tokens  # a text that repeats within the window
     assert found.keys_of_new == pytest.approx(128, rel=0.05)
     assert whole.keys_of_new == len(prompt) + 17 / 2
+
+
+def test_a_preset_decodes_by_its_own_rule_and_takes_no_other_settings(language, prompt, tmp_path):
+    for decode in ("full", "stochastic"):
+        plain = Attention("union-prefix", 12, layers=(1,), decode=decode)
+        pattern = plain.fit(len(prompt), SHORT.max_new_tokens)
+        save_preset(tmp_path / "it.json", "it", Preset(pattern, (1,), decode))
+        found, same = (run(language, prompt, each) for each in (Attention(f"preset:{tmp_path / 'it.json'}"), plain))
+        assert found.tokens == same.tokens
+        assert (found.keys_of_prompt, found.keys_of_new) == (same.keys_of_prompt, same.keys_of_new)
+    with pytest.raises(ValueError, match="budget must not be given with a preset, which says it all, got 5"):
+        Attention(f"preset:{tmp_path / 'it.json'}", 5)

@@ -18,7 +18,8 @@ FITTED = [name for name in METHODS if name != "full"]
 def test_fit_is_the_nearest_of_all_candidates(method, profile, match):
     queries = Queries(profile)
     miss = abs(getattr(queries.expected(METHODS[method].fit(queries, 32, match)), match) - 32)
-    every = [abs(getattr(queries.expected(pattern), match) - 32) for pattern in METHODS[method].candidates(200)]
+    candidates = METHODS[method].candidates(queries.longest)
+    every = [abs(getattr(queries.expected(pattern), match) - 32) for pattern in candidates]
     assert miss == min(every)
 
 
@@ -29,7 +30,7 @@ def test_fit_is_the_nearest_of_all_candidates(method, profile, match):
 )
 def test_measured_budget_of_the_fit_meets_the_target(method, allowance):
     queries = Queries(PROFILES["last tokens"])
-    pattern = METHODS[method].seeded(METHODS[method].fit(queries, 32, "w_scored"), 7)
+    pattern = METHODS[method].fit(queries, 32, "w_scored").seeded(7)
     assert queries.measured(pattern, layers=60).w_scored == pytest.approx(32, rel=allowance)
 
 
@@ -43,8 +44,8 @@ def test_moba_prefers_block_size_16_and_moba_k2_keeps_two_blocks():
 def test_a_seed_changes_random_methods_alone(method):
     queries = Queries(PROFILES["whole text"])
     pattern = METHODS[method].fit(queries, 32, "w_eff")
-    assert METHODS[method].seeded(pattern, 5).is_random == METHODS[method].is_random
-    assert (METHODS[method].seeded(pattern, 5) != pattern) == METHODS[method].is_random
+    assert pattern.is_random == METHODS[method].is_random
+    assert (pattern.seeded(5) != pattern) == METHODS[method].is_random
 
 
 def test_unknown_methods_are_named_with_the_known_ones():

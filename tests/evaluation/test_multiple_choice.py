@@ -82,7 +82,7 @@ def test_a_row_reads_as_in_the_harness(tokenizer, name, case):
 def test_accuracy_goes_by_likelihood_and_its_normalised_kin_by_likelihood_a_character():
     request = Request((0, 1), 1)
     items = [Item((request, request), answer=1, lengths=(2, 10)), Item((request, request), answer=0, lengths=(2, 2))]
-    scores = [[Score(-4.0, False), Score(-6.0, False)], [Score(-1.0, False), Score(-2.0, False)]]
+    scores = [[Score((loss,), (False,)) for loss in row] for row in ((-4.0, -6.0), (-1.0, -2.0))]
     metrics = TASKS["hellaswag"].metrics(items, scores)
     assert metrics["acc"].value == 0.5
     assert metrics["acc_norm"].value == 1.0

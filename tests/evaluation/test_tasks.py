@@ -60,7 +60,7 @@ class TestLambada:
 
     def test_accuracy_counts_greedy_matches(self, tokenizer, options):
         items = TASKS["lambada"].items(tokenizer, options, 2)
-        metrics = TASKS["lambada"].metrics(items, [[Score(-4.0, True)], [Score(-5.0, False)]])
+        metrics = TASKS["lambada"].metrics(items, [[Score((-4.0,), (True,))], [Score((-5.0,), (False,))]])
         assert metrics["acc"].value == 0.5
         assert metrics["perplexity"].value == pytest.approx(math.exp(9 / 9))  # " man" and " door" are 9 bytes
 
@@ -80,14 +80,14 @@ class TestStatistics:
 
     def test_perplexity_weighs_tokens_not_items(self):
         items = [Item((Request((0,) * 4, 3),)), Item((Request((0,) * 2, 1),))]
-        estimate = perplexity(items, [[Score(-6.0, False)], [Score(-1.0, False)]])
+        estimate = perplexity(items, [[Score((-4.0, -2.0), (True, False))], [Score((-1.0,), (False,))]])
         assert estimate.value == pytest.approx(math.exp(7 / 4))
         assert estimate.n == 2
 
     def test_perplexity_error_is_that_of_the_mean_loss_where_items_are_alike(self):
         items = [Item((Request((0,) * 11, 10),)) for _ in range(4)]
         losses = [10.0, 12.0, 9.0, 15.0]
-        estimate = perplexity(items, [[Score(-loss, False)] for loss in losses])
+        estimate = perplexity(items, [[Score((-loss,), (False,))] for loss in losses])
         assert estimate.stderr == pytest.approx(estimate.value * mean([loss / 10 for loss in losses]).stderr)
 
     def test_spread_takes_rows_from_end_to_end(self):

@@ -86,6 +86,9 @@ def _bias(pattern: Pattern, i: int, p: int, *, n: int, causal: bool, layer: int,
         return 0.0
     if pattern.kind == "local":
         return None
+    if pattern.kind == "strided":
+        most = n if pattern.window is None else pattern.window - (1 if causal else 0)
+        return 0.0 if abs(i - p) in [step * pattern.stride for step in range(most + 1)] else None
     w, total = pattern.window, n
     if pattern.scope == "prefix":
         total = next(w * 2**m for m in range(64) if w * 2**m >= i + 1)

@@ -32,7 +32,15 @@ def stochastic_patterns(window: int) -> list[Pattern]:
 
 def all_patterns(window: int) -> list[Pattern]:
     """Every kind of pattern, at one window."""
-    return [FULL, Pattern.local(window), Pattern.local(window, sinks=2), MOBA, *stochastic_patterns(window)]
+    return [
+        FULL,
+        Pattern.local(window),
+        Pattern.local(window, sinks=2),
+        Pattern.strided(window, 3),
+        Pattern.strided(None, 4, local=3, sinks=2),
+        MOBA,
+        *stochastic_patterns(window),
+    ]
 
 
 def is_causal_only(pattern: Pattern) -> bool:

@@ -9,9 +9,9 @@ import torch
 
 from stochastic_attention import backend_names
 
-# On the CPU the kernels for GPUs run in an interpreter, which takes a second for what others do in a millisecond.
+# On the CPU the kernels for GPUs run in an interpreter, which takes seconds for what others do in milliseconds.
 INTERPRETED = [
-    pytest.mark.slow,
+    pytest.mark.interpreted,
     pytest.mark.skipif(not find_spec("triton") or torch.cuda.is_available(), reason="needs Triton's interpreter"),
 ]
 BACKENDS = [pytest.param(name, marks=INTERPRETED if name == "triton" else ()) for name in backend_names()]

@@ -24,6 +24,7 @@ def random_pattern(draw: random.Random) -> Pattern:
         (
             Pattern.full(),
             Pattern.local(window, sinks=certain["sinks"]),
+            Pattern.strided(draw.choice((window, None)), draw.choice((1, 7, 50)), **certain),
             Pattern.moba(window, draw.choice((1, 2, 5))),
             Pattern.stochastic(window, shape=shape, per_head=per_head),
             Pattern.stochastic(window, shape=shape, per_head=per_head, correction=0.5, **certain),
@@ -64,7 +65,7 @@ def check_random_call(backend: str, seed: int) -> None:
         options["documents"] = torch.randint(-1, draw.choice((1, 4)), (batch, keys)).sort(-1).values
     if draw.random() < 0.2:
         options["softcap"] = 3.0
-    if pattern.kind == "local" and draw.random() < 0.3:
+    if pattern.kind in ("local", "strided") and draw.random() < 0.3:
         options["causal"] = False
     q = random_tensor(draw, (batch, kv_heads * group, queries, dim))
     k, v = (random_tensor(draw, (batch, kv_heads, keys, width)) for width in (dim, dim_v))

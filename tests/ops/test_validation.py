@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -28,18 +29,23 @@ def refuses(argument: str, came: object, make) -> None:
         ("window", lambda value: Pattern.local(value)),
         ("window", lambda value: Pattern.stochastic(value)),
         ("window", lambda value: Pattern.stochastic(value, scope="prefix", shape="block")),
+        ("window", lambda value: Pattern.strided(value, 2)),
+        ("stride", lambda value: Pattern.strided(2, value)),
         ("block_size", lambda value: Pattern.moba(block_size=value)),
         ("top_k", lambda value: Pattern.moba(top_k=value)),
     ],
-    ids=["local", "sliding", "block", "block_size", "top_k"],
+    ids=["local", "sliding", "block", "strided", "stride", "block_size", "top_k"],
 )
 def test_counts(argument, make, value):
     refuses(argument, repr(value), lambda: make(value))
 
 
-@pytest.mark.parametrize("argument", ["block_size", "top_k"])
-def test_only_a_window_may_be_unlimited(argument):
-    refuses(argument, None, lambda: Pattern.moba(**{argument: None}))
+@pytest.mark.parametrize(
+    ("argument", "make"),
+    [("block_size", Pattern.moba), ("top_k", Pattern.moba), ("stride", partial(Pattern.strided, 2))],
+)
+def test_only_a_window_may_be_unlimited(argument, make):
+    refuses(argument, None, lambda: make(**{argument: None}))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ two are, because ranks are uniform permutations, so E|N(i)| = certain + (i + 1 -
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,13 +62,33 @@ class Queries:
         """The budget in expectation over seeds; exact for patterns without chance."""
         return self.budget(expected_keys(pattern, self.position, self.length))
 
+    def expected_mean(self, pattern: Pattern, match: Match) -> float:
+        """One of the means of `expected`, computed on the queries that count towards it alone."""
+        weight = self._scored if match == "w_scored" else self._occurs
+        counts = weight.nonzero()[:, 0]
+        keys = expected_keys(pattern, self.position[counts], self.length[counts])
+        return float(keys @ weight[counts] / weight.sum())
+
     def measured(self, pattern: Pattern, layers: int) -> Budget:
         """The budget of this very pattern and seed, averaged over the model's layers."""
+        return self.measured_by_layer([pattern] * layers)
+
+    def measured_by_layer(self, patterns: Sequence[Pattern]) -> Budget:
+        """The same where each layer has a pattern of its own."""
+        counted = {
+            (pattern, layer): self._measured_keys(pattern, layer)
+            for pattern, layer in {(pattern, _draw(pattern, layer)) for layer, pattern in enumerate(patterns)}
+        }
+        keys = torch.stack([counted[pattern, _draw(pattern, layer)] for layer, pattern in enumerate(patterns)])
+        return self.budget(keys.mean(0))
+
+    def _measured_keys(self, pattern: Pattern, layer: int) -> Tensor:
+        """Mean abs(N(i)) over heads of each query in one layer, float64."""
         if pattern.is_random and pattern.scope == "sequence":
-            return self.budget(torch.cat([_measured_keys(pattern, n, layers) for n in self.lengths]))
+            return torch.cat([keys_per_query(pattern, n, layer=layer).double().mean(0) for n in self.lengths])
         # Elsewhere N(i) does not depend on the tokens that follow i: the longest document tells of all.
-        longest = _measured_keys(pattern, self.longest, layers)
-        return self.budget(torch.cat([longest[:n] for n in self.lengths]))
+        longest = keys_per_query(pattern, self.longest, layer=layer).double().mean(0)
+        return torch.cat([longest[:n] for n in self.lengths])
 
 
 def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
@@ -82,6 +102,10 @@ def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
         return (position % pattern.block_size + 1 + chosen).double()
     if pattern.kind == "local":
         return past.clamp(max=pattern.reach + pattern.sinks)
+    if pattern.kind == "strided":
+        certain = past.clamp(max=pattern.local_window + pattern.sinks)
+        last = (position - pattern.sinks).div(pattern.stride, rounding_mode="floor").clamp(max=pattern.reach - 1)
+        return certain + (last + 1 - -(-pattern.local_window // pattern.stride)).clamp(min=0)
     # The query itself is always among its keys.
     certain = past.clamp(max=max(pattern.local_window, 1) + pattern.sinks)
     return certain + (past - certain) * _chance_to_meet(pattern, position, length)
@@ -105,15 +129,14 @@ def _chance_to_meet(pattern: Pattern, position: Tensor, length: Tensor) -> Tenso
     return torch.where(ranks <= w, 1.0, near / pairs)
 
 
-def _measured_keys(pattern: Pattern, n: int, layers: int) -> Tensor:
-    """Mean |N(i)| over layers and heads, float64 [n]."""
-    drawn = range(layers if pattern.is_random else 1)
-    return torch.stack([keys_per_query(pattern, n, layer=layer).double().mean(0) for layer in drawn]).mean(0)
+def _draw(pattern: Pattern, layer: int) -> int:
+    """The layer whose permutation tells what the pattern does in `layer`: any, where there is no chance."""
+    return layer if pattern.is_random else 0
 
 
 def closest(patterns: Iterable[Pattern], queries: Queries, target: float, match: Match) -> Pattern:
     """The pattern whose expected budget is nearest to `target`; the earliest wins a tie."""
-    found = min(patterns, key=lambda pattern: abs(getattr(queries.expected(pattern), match) - target), default=None)
+    found = min(patterns, key=lambda pattern: abs(queries.expected_mean(pattern, match) - target), default=None)
     if found is None:
         raise ValueError("patterns must hold at least one pattern, got none")
     return found

@@ -12,13 +12,14 @@ from typing import Any, Protocol, get_args
 import torch
 
 from .. import __version__
+from ..hf.presets import Preset
 from ..models import EMBEDDED, LanguageModel, check_model, load_model
 from ..ops.backends import backend_names
 from ..ops.pattern import Pattern
 from ..ops.validation import check_choice, check_count, check_device
 from .budget import Budget, Match, Queries
 from .journal import Journal
-from .methods import METHODS, REFERENCE, check_methods
+from .methods import METHODS, REFERENCE, check_methods, preset_of
 from .prefill import attending, prefill_times
 from .requests import Item, Profile, profile
 from .results import CellResult, PrefillResult
@@ -34,7 +35,8 @@ class Settings:
 
     Attributes:
         model: see `load_model`.
-        methods, tasks: names from `METHODS` and `TASKS`; full attention always runs, as the reference.
+        methods, tasks: names from `METHODS` and `TASKS`; full attention always runs, as the reference. "preset:FILE" is
+            what the file says, whatever the budgets.
         budgets: mean keys a query.
         limits: items of each task.
         seeds: how many routing seeds, 0 and up, for methods with chance.
@@ -98,7 +100,7 @@ class Cell:
     method: str
     budget: int | None
     seed: int | None
-    pattern: Pattern
+    pattern: Pattern | Preset
     saturated: bool
 
     @property
@@ -151,9 +153,11 @@ def compare(
     """
     check_count("batch_tokens", batch_tokens, minimum=1)
     language = load(settings.model, device=settings.device, dtype=DTYPES[settings.dtype])
-    items = _items(settings, language)
+    for preset in filter(None, map(preset_of, settings.methods)):
+        preset.plans(language.model.config.get_text_config())  # raises where it is for other layers
+    items = items_of(settings, language)
     profiles = {task: profile(request for item in items[task] for request in item.requests) for task in items}
-    journal = Journal(output / "cells.jsonl", _config(settings, items))
+    journal = Journal(output / "cells.jsonl", config_of(settings, items))
     cells = [cell for task in settings.tasks for cell in plan(settings, task, Queries(profiles[task]))]
     timed = _plan_prefill(settings)
 
@@ -173,7 +177,7 @@ def compare(
             bar.set_description("prefill time")
         journal.add(_PREFILL, [asdict(result) for result in _time(timed, language, settings, bar)])
     return Outcome(
-        config=_config(settings, items),
+        config=config_of(settings, items),
         cells=[CellResult.from_json(journal.done[cell.key]) for cell in cells],
         prefill=[PrefillResult(**facts) for facts in journal.done[_PREFILL]],
     )
@@ -183,22 +187,29 @@ def compare(
 _PREFILL = "prefill"
 
 
+# Method, budget, pattern, and whether it is saturated.
+_Fit = tuple[str, int | None, Pattern | Preset, bool]
+
+
 def plan(settings: Settings, task: str, queries: Queries) -> list[Cell]:
     """The cells of one task, full attention first."""
     whole = Cell(task, REFERENCE, None, None, Pattern.full(), False)
     cells = [whole]
     for method, budget, pattern, saturated in _fits(settings, queries):
-        seeds = range(settings.seeds) if METHODS[method].is_random and not saturated else (None,)
-        for seed in seeds:
-            seeded = pattern if seed is None else METHODS[method].seeded(pattern, seed)
+        for seed in range(settings.seeds) if pattern.is_random else (None,):
+            seeded = pattern if seed is None else pattern.seeded(seed)
             cells.append(Cell(task, method, budget, seed, seeded, saturated))
     return cells
 
 
-def _fits(settings: Settings, queries: Queries) -> list[tuple[str, int, Pattern, bool]]:
+def _fits(settings: Settings, queries: Queries) -> list[_Fit]:
     most = getattr(queries.expected(Pattern.full()), settings.match)
-    fits = []
+    fits: list[_Fit] = []
     for method in settings.methods:
+        preset = preset_of(method)
+        if preset is not None:
+            fits.append((method, None, preset, False))
+            continue
         for budget in settings.budgets if method != REFERENCE else ():
             saturated = most <= budget
             pattern = Pattern.full() if saturated else METHODS[method].fit(queries, budget, settings.match)
@@ -206,25 +217,30 @@ def _fits(settings: Settings, queries: Queries) -> list[tuple[str, int, Pattern,
     return fits
 
 
-def _items(settings: Settings, language: LanguageModel) -> dict[str, list[Item]]:
-    items = {
-        task: TASKS[task].items(language.tokenizer, settings.task_options, limit)
-        for task, limit in zip(settings.tasks, settings.limits, strict=True)
-    }
-    longest = max(request.queries for rows in items.values() for item in rows for request in item.requests)
-    if language.longest is not None and max(longest, settings.length) > language.longest:
-        raise ValueError(
-            f"length and the tasks' items must fit the model's {language.longest} positions, "
-            f"got length {settings.length} and items of up to {longest} tokens"
-        )
+def items_of(settings: Settings, language: LanguageModel) -> dict[str, list[Item]]:
+    """The items of each task; ValueError for what does not fit the model's positions."""
+    positions = language.longest
+    if positions is not None and settings.length > positions:
+        raise ValueError(f"length must fit the model's {positions} positions, got {settings.length}")
+    items = {}
+    for task, limit in zip(settings.tasks, settings.limits, strict=True):
+        items[task] = TASKS[task].items(language.tokenizer, settings.task_options, limit)
+        longest = max(request.queries for item in items[task] for request in item.requests)
+        if positions is not None and longest > positions:
+            raise ValueError(
+                f"tasks must have items that fit the model's {positions} positions, "
+                f"got {task} with an item of {longest} tokens"
+            )
     return items
 
 
-def _config(settings: Settings, items: dict[str, list[Item]]) -> dict[str, Any]:
+def config_of(settings: Settings, items: dict[str, list[Item]]) -> dict[str, Any]:
     """All that the figures depend on. Digests stand for the tokens: other data or another tokenizer shows in them."""
     facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+    presets = {name: str(preset) for name in settings.methods if (preset := preset_of(name)) is not None}
     return {
         **facts,
+        **({"presets": presets} if presets else {}),
         "sources": {task: TASKS[task].source(settings.task_options) for task in items},
         "digests": {task: hashlib.sha256(repr(rows).encode()).hexdigest()[:16] for task, rows in items.items()},
         "version": __version__,
@@ -240,7 +256,7 @@ def _run(
     batch_tokens: int,
     bar: Progress | None,
 ) -> CellResult:
-    budget = queries.measured(cell.pattern, language.layers)
+    budget = _measured(queries, cell.pattern, language)
     if cell.saturated:
         return _result(cell, budget, {}, 0.0)
     requests = [request for item in items for request in item.requests]
@@ -253,6 +269,12 @@ def _run(
         )
     grouped = [[next(scores) for _ in item.requests] for item in items]
     return _result(cell, budget, TASKS[cell.task].metrics(items, grouped), time.perf_counter() - start)
+
+
+def _measured(queries: Queries, pattern: Pattern | Preset, language: LanguageModel) -> Budget:
+    if isinstance(pattern, Pattern):
+        return queries.measured(pattern, language.layers)
+    return queries.measured_by_layer(pattern.layer_patterns(language.model.config.get_text_config()))
 
 
 def _result(cell: Cell, budget: Budget, metrics: dict[str, Any], seconds: float) -> CellResult:
@@ -270,11 +292,8 @@ def _result(cell: Cell, budget: Budget, metrics: dict[str, Any], seconds: float)
     )
 
 
-_Timed = tuple[str, int | None, Pattern, bool]
-
-
-def _plan_prefill(settings: Settings) -> list[_Timed]:
-    """(method, budget, pattern, saturated), full attention first."""
+def _plan_prefill(settings: Settings) -> list[_Fit]:
+    """Full attention first."""
     return [(REFERENCE, None, Pattern.full(), False), *_fits(settings, _prompt(settings))]
 
 
@@ -283,12 +302,12 @@ def _prompt(settings: Settings) -> Queries:
     return Queries(Profile({(settings.length, settings.length): 1}))
 
 
-def _to_time(timed: Sequence[_Timed]) -> list[Pattern]:
+def _to_time(timed: Sequence[_Fit]) -> list[Pattern | Preset]:
     return [pattern for _, _, pattern, saturated in timed if not saturated]
 
 
 def _time(
-    timed: Sequence[_Timed], language: LanguageModel, settings: Settings, bar: Progress | None
+    timed: Sequence[_Fit], language: LanguageModel, settings: Settings, bar: Progress | None
 ) -> list[PrefillResult]:
     times = iter(
         prefill_times(
@@ -306,7 +325,7 @@ def _time(
             budget=budget,
             pattern=str(pattern),
             saturated=saturated,
-            w_eff=_prompt(settings).measured(pattern, language.layers).w_eff,
+            w_eff=_measured(_prompt(settings), pattern, language).w_eff,
             milliseconds=[] if saturated else next(times),
         )
         for method, budget, pattern, saturated in timed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..plots import Curve, Panel, Point
-from .methods import METHODS, REFERENCE
+from .methods import METHODS, PRESET, REFERENCE
 from .results import CellResult, summarise
 from .tasks import TASKS
 
@@ -40,4 +40,5 @@ def _curve(method: str, metric: str, cells: Sequence[CellResult]) -> Curve:
         summary = summarise([cell for cell in cells if cell.budget == budget], metric)
         if summary.value is not None:
             points.append(Point(summary.w_scored, summary.value, summary.spread or 0.0))
-    return Curve(method, list(METHODS).index(method) - 1, sorted(points, key=lambda point: point.x))
+    known = [*METHODS, method]  # presets share what comes after the methods
+    return Curve(method.removeprefix(PRESET), known.index(method) - 1, sorted(points, key=lambda point: point.x))

@@ -32,7 +32,7 @@ from .draws import has_chance
 from .eval_tasks import Source, check_names, find_sources, load_task, task_manager
 from .harness import SwappedLM
 from .journal import Journal
-from .methods import METHODS, check_methods
+from .methods import METHODS
 from .prefill import attending
 from .requests import Profile
 from .tasks.base import ratio_perplexity
@@ -81,7 +81,7 @@ class Settings:
         if not self.tasks or len(set(self.tasks)) < len(self.tasks):
             raise ValueError(f"tasks must be distinct and at least one, got {', '.join(self.tasks) or 'none'}")
         if self.method is not None:
-            check_methods([self.method])
+            check_choice("method", self.method, METHODS)
         if (self.method in (None, "full")) != (self.budget is None):
             raise ValueError(
                 f"budget must be given with a method other than full, got {self.budget} with {self.method}"
@@ -180,7 +180,7 @@ def _run(task: Task, settings: Settings, language: LanguageModel, batch_size: in
     queries = Queries(_profile(task, settings, language))
     fitted = Pattern.full() if settings.budget is None else method.fit(queries, settings.budget, settings.match)
     for seed in range(settings.seeds) if method.is_random else (None,):
-        pattern = fitted if seed is None else method.seeded(fitted, seed)
+        pattern = fitted if seed is None else fitted.seeded(seed)
         with attending(language.model, pattern, settings.backend):
             result = _timed(task, settings, lm, seed=seed)
         budget = queries.measured(pattern, language.layers)

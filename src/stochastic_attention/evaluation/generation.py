@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from transformers import GenerationConfig, PreTrainedModel, TextStreamer
 
-from ..hf import restore, swap
-from ..hf.plan import Decode, LayersSpec, choose_layers, native_windows
+from ..hf import Preset, restore, swap
+from ..hf.plan import Decode, LayersSpec
+from ..hf.presets import native_patterns
 from ..models import LanguageModel
 from ..ops.backends import backend_names
 from ..ops.keys_per_query import keys_per_query
 from ..ops.pattern import Pattern
 from ..ops.validation import check_choice, check_count, check_real
 from .budget import expected_keys
-from .methods import METHODS, REFERENCE
+from .methods import METHODS, PRESET, REFERENCE, preset_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ class Attention:
     """What the model attends by. Method "full" is the model as it is, and nothing else applies to it.
 
     Attributes:
-        method: a name from `METHODS`.
+        method: a name from `METHODS`, or "preset:FILE", which says all but the backend.
         budget: mean keys of a new token in a swapped layer. With decode "full", where new tokens read every key
             whatever the method, mean keys of a token of the prompt.
         routing_seed: of methods with chance.
@@ -48,7 +49,11 @@ class Attention:
 
     def __post_init__(self) -> None:
         """Check everything that needs no model."""
-        check_choice("method", self.method, METHODS)
+        if preset_of(self.method) is not None:
+            _refuse(self, ("budget", "routing_seed", "layers", "decode"), "with a preset, which says it all")
+            _check_backend(self.backend)
+            return
+        check_choice("method", self.method, (*METHODS, f"{PRESET}FILE"))
         if self.method == REFERENCE:
             _refuse(self, ("budget", "routing_seed", "layers", "decode", "backend"), "with method 'full'")
             return
@@ -57,8 +62,15 @@ class Attention:
         if not METHODS[self.method].is_random:
             _refuse(self, ("routing_seed",), f"with method {self.method!r}, which draws nothing")
         check_choice("decode", self.decode, get_args(Decode))
-        if self.backend is not None:
-            check_choice("backend", self.backend, backend_names())
+        _check_backend(self.backend)
+
+    def preset(self, prompt: int, new: int) -> Preset | None:
+        """What to swap in for `new` tokens behind `prompt` tokens, None for method "full"."""
+        found = preset_of(self.method)
+        if found is not None:
+            return found
+        pattern = self.fit(prompt, new)
+        return None if pattern is None else Preset(pattern, self.layers, self.decode)
 
     def fit(self, prompt: int, new: int) -> Pattern | None:
         """The method's pattern nearest to the budget in expectation, for `new` tokens behind `prompt` tokens.
@@ -78,7 +90,7 @@ class Attention:
             method.candidates(int(length[-1])),
             key=lambda pattern: abs(float(expected_keys(pattern, position, length).mean()) - budget),
         )
-        return method.seeded(nearest, self.routing_seed)
+        return nearest.seeded(self.routing_seed)
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,11 @@ class Sampling:
         return GenerationConfig(
             max_new_tokens=self.max_new_tokens, eos_token_id=own.eos_token_id if self.eos else None, **drawing
         )
+
+
+def _check_backend(backend: str | None) -> None:
+    if backend is not None:
+        check_choice("backend", backend, backend_names())
 
 
 def _refuse(settings: Attention | Sampling, names: Iterable[str], where: str) -> None:
@@ -193,16 +210,15 @@ def continue_prompt(
             f"prompt and max_new_tokens must fit the model's {language.longest} positions, got a prompt of "
             f"{len(prompt)} tokens and {new}"
         )
-    pattern = attention.fit(len(prompt), new)
-    prompt_layers = _layers(model, attention.layers, pattern)
-    new_layers = _layers(model, attention.layers, Pattern.full() if attention.decode == "full" else pattern)
+    preset = attention.preset(len(prompt), new)
+    prompt_layers, new_layers = _layers(model, preset)
 
     ids = torch.tensor([prompt], device=model.device)
     first = ids[:, :8]
     stream = _Stream(language.tokenizer, write)
     interrupted, start = False, 0.0
     with (
-        _attending(model, attention, pattern),
+        _attending(model, preset, attention.backend),
         _generating(model, sampling.generation_config(model.generation_config)),
         torch.random.fork_rng([model.device] if model.device.type == "cuda" else []),
     ):
@@ -265,12 +281,14 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _layers(model: PreTrainedModel, layers: LayersSpec, pattern: Pattern | None) -> list[Pattern]:
-    """What each layer of the model runs once `pattern` is in `layers`; its own sliding window is a pattern too."""
-    windows = native_windows(model.config.get_text_config())
-    own = [Pattern.full() if window is None else Pattern.local(window) for window in windows]
-    swapped = dict.fromkeys(choose_layers(layers, windows), pattern) if pattern else {}
-    return [swapped.get(index, own[index]) for index in range(len(own))]
+def _layers(model: PreTrainedModel, preset: Preset | None) -> tuple[list[Pattern], list[Pattern]]:
+    """What each layer of the model runs for the prompt's tokens, and for each new token."""
+    config = model.config.get_text_config()
+    own = native_patterns(config)
+    plans = {} if preset is None else preset.plans(config)
+    of_new = {i: Pattern.full() if plan.decode == "full" else plan.pattern for i, plan in plans.items()}
+    of_prompt = {i: plan.pattern for i, plan in plans.items()}
+    return [of_prompt.get(i, x) for i, x in enumerate(own)], [of_new.get(i, x) for i, x in enumerate(own)]
 
 
 def _mean_keys(layers: Sequence[Pattern], n: int, first: int | None = None) -> float:
@@ -283,11 +301,11 @@ def _mean_keys(layers: Sequence[Pattern], n: int, first: int | None = None) -> f
 
 
 @contextmanager
-def _attending(model: PreTrainedModel, attention: Attention, pattern: Pattern | None) -> Iterator[None]:
-    if pattern is None:
+def _attending(model: PreTrainedModel, preset: Preset | None, backend: str | None) -> Iterator[None]:
+    if preset is None:
         yield
         return
-    swap(model, pattern, attention.layers, decode=attention.decode, backend=attention.backend)
+    swap(model, *preset, backend=backend)
     try:
         yield
     finally:

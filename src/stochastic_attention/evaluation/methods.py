@@ -5,13 +5,17 @@ Adding one is one entry of `METHODS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from ..hf.presets import Preset, load_preset
 from ..ops.pattern import Pattern
 from .budget import Match, Queries, closest
 
 REFERENCE = "full"
+# Begins the name of a method that is what a file says, at no budget but its own.
+PRESET = "preset:"
 # StreamingLLM's number; the paper's own window has none.
 SINKS = 4
 
@@ -32,10 +36,6 @@ class Method:
         """The candidate nearest to `budget` on these queries, with seed 0."""
         return closest(self.candidates(queries.longest), queries, budget, match)
 
-    def seeded(self, pattern: Pattern, seed: int) -> Pattern:
-        """The same pattern under another seed."""
-        return replace(pattern, seed=seed) if self.is_random else pattern
-
 
 def _scales(make: Callable[[int], Pattern]) -> Callable[[int], Iterable[Pattern]]:
     return lambda longest: (make(scale) for scale in range(1, longest + 1))
@@ -47,6 +47,11 @@ def _moba_fine(longest: int) -> Iterable[Pattern]:
             yield Pattern.moba(block_size=block_size, top_k=top_k)
 
 
+def _strided(window: int, longest: int) -> Pattern:
+    """A local window, and as many keys again that span the longest document."""
+    return Pattern.strided(window, math.ceil(longest / window), local=window, sinks=SINKS)
+
+
 def _union(window: int, **options: str) -> Pattern:
     return Pattern.stochastic(window, local=window, sinks=SINKS, correction=0.5, **options)  # type: ignore[arg-type]
 
@@ -55,6 +60,7 @@ METHODS: dict[str, Method] = {
     "full": Method(lambda _: (Pattern.full(),)),
     "swa": Method(_scales(lambda w: Pattern.local(w))),
     "swa+sinks": Method(_scales(lambda w: Pattern.local(w, sinks=SINKS))),
+    "strided": Method(lambda longest: (_strided(w, longest) for w in range(1, longest + 1))),
     "sa": Method(_scales(lambda w: Pattern.stochastic(w)), is_random=True),
     "sa-block": Method(_scales(lambda w: Pattern.stochastic(w, shape="block")), is_random=True),
     "sa-prefix": Method(_scales(lambda w: Pattern.stochastic(w, scope="prefix")), is_random=True),
@@ -67,7 +73,12 @@ METHODS: dict[str, Method] = {
 
 
 def check_methods(names: Iterable[str]) -> None:
-    """Raise ValueError for a name that is not in `METHODS`."""
-    unknown = [name for name in names if name not in METHODS]
+    """Raise ValueError for a name that is neither in `METHODS` nor that of a preset."""
+    unknown = [name for name in names if preset_of(name) is None and name not in METHODS]
     if unknown:
-        raise ValueError(f"methods must be among {', '.join(METHODS)}, got {', '.join(unknown)}")
+        raise ValueError(f"methods must be among {', '.join(METHODS)}, {PRESET}FILE, got {', '.join(unknown)}")
+
+
+def preset_of(name: str) -> Preset | None:
+    """The preset that a method's name stands for, None for a name without a file; ValueError for no such file."""
+    return load_preset(name.removeprefix(PRESET)) if name.startswith(PRESET) else None

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..hf import Preset, restore, swap
+from ..hf.plan import check_swappable
 from ..ops.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -16,16 +18,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def attending(model: PreTrainedModel, pattern: Pattern, backend: str | None = None) -> Iterator[None]:
-    """Let every layer of `model` attend by `pattern` inside the block. Full attention is the untouched model."""
-    from ..hf import restore, swap
-    from ..hf.plan import check_swappable
+def attending(model: PreTrainedModel, pattern: Pattern | Preset, backend: str | None = None) -> Iterator[None]:
+    """Let every layer of `model` attend by a pattern inside the block, or swap a preset into it.
 
+    Full attention is the untouched model.
+    """
     check_swappable(model.config)
-    if pattern.kind == "full":
+    if pattern == Pattern.full():
         yield
         return
-    swap(model, pattern, "all", backend=backend)
+    preset = Preset(pattern, "all") if isinstance(pattern, Pattern) else pattern
+    swap(model, *preset, backend=backend)
     try:
         yield
     finally:
@@ -35,7 +38,7 @@ def attending(model: PreTrainedModel, pattern: Pattern, backend: str | None = No
 @torch.inference_mode()
 def prefill_times(
     model: PreTrainedModel,
-    patterns: Sequence[Pattern],
+    patterns: Sequence[Pattern | Preset],
     *,
     length: int,
     repeats: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,10 +34,39 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """What the model says of a request: sum of log probabilities (natural log), and whether greedy decoding agrees."""
+    """What the model says of a request, a value for each scored token.
 
-    loglikelihood: float
-    is_greedy: bool
+    Attributes:
+        loglikelihoods: log probabilities (natural log).
+        greedy: whether greedy decoding gives the token.
+    """
+
+    loglikelihoods: tuple[float, ...]
+    greedy: tuple[bool, ...]
+
+    @property
+    def loglikelihood(self) -> float:
+        """Of all scored tokens together."""
+        return math.fsum(self.loglikelihoods)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding gives all of them."""
+        return all(self.greedy)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the scored tokens that is graded by itself.
+
+    Attributes:
+        start, stop: its tokens, counted from the first scored one.
+        group: what it is reported under beside the total, such as "depth=0.50".
+    """
+
+    start: int
+    stop: int
+    group: str
 
 
 @dataclass(frozen=True)
@@ -47,11 +77,13 @@ class Item:
         requests: one an alternative for multiple choice, else a single one.
         answer: index of the right alternative.
         lengths: characters of each alternative, which length-normalised accuracy divides by.
+        spans: what is graded of the right alternative, where that is not simply all of it.
     """
 
     requests: tuple[Request, ...]
     answer: int = 0
     lengths: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = ()
 
 
 # (queries, scored) of each request -> how many requests have these: all that a budget depends on.

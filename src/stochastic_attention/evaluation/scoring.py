@@ -83,5 +83,5 @@ def _score(logits: Tensor, request: Request) -> Score:
     logits = logits.float()
     targets = torch.tensor(request.tokens[-request.scored :], device=logits.device)
     chosen = logits.gather(-1, targets[:, None])[:, 0]
-    loglikelihood = (chosen - logits.logsumexp(-1)).double().sum()
-    return Score(float(loglikelihood), bool((logits.argmax(-1) == targets).all()))
+    loglikelihoods = (chosen - logits.logsumexp(-1)).double()
+    return Score(tuple(loglikelihoods.tolist()), tuple((logits.argmax(-1) == targets).tolist()))

@@ -12,11 +12,24 @@ says what to swap (see `configure`).
 """
 
 from .plan import configure
+from .presets import Preset, load_preset, save_preset
 from .registration import register
 from .report import LayerReport, Report, report
 from .swap import restore, set_step, swap
 from .training import RoutingStep
 
-__all__ = ["LayerReport", "Report", "RoutingStep", "configure", "report", "restore", "set_step", "swap"]
+__all__ = [
+    "LayerReport",
+    "Preset",
+    "Report",
+    "RoutingStep",
+    "configure",
+    "load_preset",
+    "report",
+    "restore",
+    "save_preset",
+    "set_step",
+    "swap",
+]
 
 register()

@@ -47,8 +47,8 @@ def swap(
     model: Model,
     pattern: Pattern | Mapping[int, Pattern] | None = None,
     layers: LayersSpec = None,
-    *,
     decode: str | None = None,
+    *,
     backend: str | None = None,
 ) -> Model:
     """Make layers of `model` attend by `pattern`, in place; every other layer keeps its own attention and mask.

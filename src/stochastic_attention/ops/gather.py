@@ -72,7 +72,8 @@ def _elements_of_a_query(call: Call) -> int:
 def sees_whole_past(call: Call) -> bool:
     """Whether N(i) is all of the document up to i, whatever the length of the document."""
     p = call.pattern
-    return p.kind == "full" or max(p.reach, p.local_window, p.sinks) >= call.k.shape[2]
+    reach = 0 if p.kind == "strided" else p.reach
+    return p.kind == "full" or max(reach, p.local_window, p.sinks) >= call.k.shape[2]
 
 
 def columns(call: Call) -> int:
@@ -80,7 +81,15 @@ def columns(call: Call) -> int:
     p = call.pattern
     if p.kind == "local":
         return p.reach + p.sinks
+    if p.kind == "strided":
+        return p.local_window + p.sinks + len(_strides(call))
     return p.local_window + p.sinks + (2 * p.reach - (p.shape == "sliding"))
+
+
+def _strides(call: Call) -> range:
+    """How far back the strided keys of a query stand, as many as there are keys for."""
+    stride, keys = call.pattern.stride, call.k.shape[2]
+    return range(0, min(call.pattern.reach, (keys - 1) // stride + 1) * stride, stride)
 
 
 @dataclass(frozen=True)
@@ -125,7 +134,7 @@ class _Places:
 
 
 def neighbours(call: Call, queries: slice) -> Neighbours:
-    """N(i) of some of the queries, each key in one column: the local window, the sinks, then the sampled keys."""
+    """N(i) of some of the queries, each key in one column: the local window, the sinks, then the others."""
     places, pattern = _Places.of(call, queries), call.pattern
     i = places.position[:, None, :, None]
     span = pattern.reach if pattern.kind == "local" else pattern.local_window
@@ -133,6 +142,11 @@ def neighbours(call: Call, queries: slice) -> Neighbours:
     local, sinks = i - offsets[:span], offsets[: pattern.sinks].expand(*i.shape[:3], -1)
     position, allowed = [local, sinks], [local >= pattern.sinks, sinks <= i]
     bias = None
+    if pattern.kind == "strided":
+        back = _strides(call)
+        strided = i - torch.arange(back.start, back.stop, back.step, device=i.device)
+        position.append(strided)
+        allowed.append((strided <= i - span) & (strided >= pattern.sinks))
     if pattern.kind == "stochastic":
         sampled, exists, ranks = _sampled(call, places)
         position.append(sampled)
@@ -220,7 +234,7 @@ def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, T
     on_gpu = _can_run_on_gpu(call)
     if sees_whole_past(call):
         found = _whole_past(call, queries)
-    elif on_gpu and call.layout.documents is None and not _orders_all_keys(call):
+    elif on_gpu and call.layout.documents is None and call.pattern.kind != "strided" and not _orders_all_keys(call):
         found = _find_on_gpu(call, queries)
     else:
         found = neighbours(call, queries)

@@ -10,7 +10,7 @@ A `Pattern` says which keys N(i) query i sees; it holds no tensor and no state. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .validation import check_choice, check_count, check_flag, check_real
@@ -18,7 +18,7 @@ from .validation import check_choice, check_count, check_flag, check_real
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kind = Literal["full", "local", "stochastic", "moba"]
+Kind = Literal["full", "local", "strided", "stochastic", "moba"]
 Scope = Literal["sequence", "prefix"]
 Shape = Literal["sliding", "block"]
 
@@ -27,9 +27,10 @@ _MOST = 2**31 - 1  # positions and slots are int32 in the backends
 
 @dataclass(frozen=True)
 class Pattern:
-    """A rule for N(i). Build one with `full`, `local`, `stochastic` or `moba`; fields of other kinds stay at rest.
+    """A rule for N(i). Build one with `full`, `local`, `strided`, `stochastic` or `moba`.
 
-    Patterns compare and hash by value, so they can key caches; `to_dict` and `from_dict` store them in configs.
+    Fields of other kinds stay at rest. Patterns compare and hash by value, so they can key caches; `to_dict` and
+    `from_dict` store them in configs.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Pattern:
     per_head: bool = False
     block_size: int = 0
     top_k: int = 0
+    stride: int = 0
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
@@ -53,11 +55,13 @@ class Pattern:
         check_count("sinks", self.sinks, minimum=0, maximum=_MOST)
         check_count("seed", self.seed, minimum=0, maximum=2**63 - 1)
         check_real("correction", self.correction, minimum=0.0)
-        if self.kind in ("local", "stochastic") and self.window is not None:
+        if self.kind in ("local", "strided", "stochastic") and self.window is not None:
             check_count("window", self.window, minimum=1, maximum=_MOST)
         if self.kind == "moba":
             check_count("block_size", self.block_size, minimum=1, maximum=_MOST)
             check_count("top_k", self.top_k, minimum=1, maximum=_MOST)
+        if self.kind == "strided":
+            check_count("stride", self.stride, minimum=1, maximum=_MOST)
         foreign = self._fields_of_other_kinds()
         if foreign:
             raise ValueError(f"{foreign[0]} does not apply to a pattern of kind {self.kind!r}")
@@ -66,6 +70,7 @@ class Pattern:
         own = {
             "full": (),
             "local": ("window", "sinks"),
+            "strided": ("window", "stride", "local_window", "sinks"),
             "stochastic": (
                 "window",
                 "scope",
@@ -95,6 +100,22 @@ class Pattern:
         unlimited: full attention.
         """
         return cls("local", window=window, sinks=sinks)
+
+    @classmethod
+    def strided(cls, window: int | None, stride: int, *, local: int = 0, sinks: int = 0) -> Pattern:
+        """The last `window` of every `stride`-th position, i, i - stride, i - 2 * stride, ...: a baseline.
+
+        With window None and a local window of `stride` it is the strided pattern of Sparse Transformers
+        (arXiv 1904.10509), both of its parts in one softmax; with a window, the dilated one of Longformer
+        (arXiv 2004.05150). Not causal: `window` of them to either side.
+
+        Args:
+            window: how many, the query itself included; None is unlimited, and then costs O(n * n / stride).
+            stride: steps from one to the next.
+            local: also attend the last `local` positions, the query included (0: none).
+            sinks: also attend the first `sinks` positions.
+        """
+        return cls("strided", window=window, stride=stride, local_window=local, sinks=sinks)
 
     @classmethod
     def stochastic(
@@ -153,6 +174,10 @@ class Pattern:
     def is_random(self) -> bool:
         """Whether N(i) depends on the routing keys."""
         return self.kind == "stochastic"
+
+    def seeded(self, seed: int) -> Pattern:
+        """The same pattern under another seed; itself where it has none."""
+        return replace(self, seed=seed) if self.is_random else self
 
     def check_causal(self, causal: bool) -> None:
         """Raise ValueError where the pattern has no meaning without causality."""

@@ -5,6 +5,7 @@ another pass has taken). So one backend loop serves all patterns, and a backend 
 
     local       tokens in document order               [i - window + 1, i]
     sinks       the first tokens of each document      all of them, up to i
+    strided     tokens by position mod stride          the last `window` in its class
     sliding     tokens in rank order                   (rank - window, rank + window), keys after i masked out
     block       rank blocks, each in document order    from the block's first token to i, exact
     prefix      one such pass a level, over the queries that use the level
@@ -95,13 +96,15 @@ def lower(call: Call, draw: Callable[..., Tensor] | None = None) -> list[Pass]:
     pattern, layout = call.pattern, call.layout
     if pattern.kind == "moba":
         return _moba_passes(call)
-    if pattern.reach >= layout.longest:
+    if pattern.kind != "strided" and pattern.reach >= layout.longest:
         return _drop_empty([_local_pass(layout, None, 0, call.causal)])
     if pattern.kind == "local":
         certain = _certain_passes(layout, pattern.reach, pattern.sinks, call.causal)
         return _drop_empty(certain)
     passes = _certain_passes(layout, pattern.local_window, pattern.sinks, call.causal)
     fresh = not passes
+    if pattern.kind == "strided":
+        return _drop_empty([*passes, _strided_pass(call, fresh)])
     heads = head_words(call.k.shape[1] if pattern.per_head else 1, call.k.device)  # a key/value group always shares
     keys = partial(draw or routing_keys, seed=pattern.seed, step=call.step, layer=call.layer, head=heads)
     passes += _prefix_passes(call, keys, fresh) if pattern.scope == "prefix" else [_sequence_pass(call, keys, fresh)]
@@ -198,10 +201,24 @@ def _certain_passes(layout: Layout, span: int, sinks: int, causal: bool) -> list
 
 
 def _exclusions(pattern: Pattern, causal: bool, *, exact: bool) -> Rule | None:
-    """The rule of a stochastic pass; `exact` where its intervals already keep causality."""
+    """The rule of a strided or stochastic pass; `exact` where its intervals already keep causality."""
     if exact and not pattern.local_window and not pattern.sinks:
         return None
     return Rule(causal, pattern.local_window, pattern.sinks)
+
+
+def _strided_pass(call: Call, fresh: bool) -> Pass:
+    """Positions that are equal modulo the stride, a class, stand together, in document order."""
+    pattern, layout, stride = call.pattern, call.layout, call.pattern.stride
+    first, position, length = (x[:, None] for x in (layout.first, layout.position, layout.length))
+    order = torch.where(first < 0, _LAST, (first << 32) | position % stride).argsort(dim=-1, stable=True)
+    slot = inverse_permutation(order)
+    before, after = position // stride, (length - 1 - position) // stride
+    start = slot - before.clamp(max=pattern.reach - 1 if call.causal else pattern.reach)
+    stop = slot + 1 if call.causal else slot + 1 + after.clamp(max=pattern.reach)
+    slot, start, stop = (layout.of_queries(x) for x in (slot, start, stop))
+    rule = _exclusions(pattern, call.causal, exact=True)
+    return _make_pass(layout, order, slot, start, stop, rule=rule, fresh=fresh)
 
 
 def correction_bias(call: Call, ranks: Tensor) -> Tensor | None:

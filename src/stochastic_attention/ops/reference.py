@@ -77,6 +77,11 @@ def neighbourhood(call: Call, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     if pattern.kind == "local":
         return (same & certain).expand(shape), bias
 
+    if pattern.kind == "strided":
+        steps = distance.abs() // pattern.stride
+        near = steps < pattern.reach if call.causal else steps <= pattern.reach
+        return (same & (certain | ((distance % pattern.stride == 0) & near))).expand(shape), bias
+
     sampled, chance = _sampled(call, mine)
     if pattern.correction:
         bias = torch.where(certain, 0.0, -pattern.correction * chance.log()).to(q.dtype)

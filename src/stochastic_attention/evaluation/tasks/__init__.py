@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .base import Task, TaskOptions
+from .distance import Distance
 from .lambada import Lambada
 from .multiple_choice import FORMATS, MultipleChoice
+from .retrieval import AssociativeRecall, MultiNeedle, Needle, Passkey, VariableTracking
 from .text import Perplexity, Recall
 
 __all__ = ["TASKS", "Task", "TaskOptions", "check_tasks"]
@@ -14,6 +16,12 @@ __all__ = ["TASKS", "Task", "TaskOptions", "check_tasks"]
 TASKS: dict[str, Task] = {
     "perplexity": Perplexity(),
     "recall": Recall(),
+    "distance": Distance(),
+    "needle": Needle(),
+    "multi-needle": MultiNeedle(),
+    "passkey": Passkey(),
+    "variable-tracking": VariableTracking(),
+    "associative-recall": AssociativeRecall(),
     "lambada": Lambada(),
     **{name: MultipleChoice(form) for name, form in FORMATS.items()},
 }

@@ -78,26 +78,32 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(average, math.sqrt(variance / n), n)
 
 
-def perplexity(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> Estimate:
-    """exp of the mean negative log likelihood a scored token; see `ratio_perplexity`, an item a row."""
-    losses = [-math.fsum(score.loglikelihood for score in row) for row in scores]
-    return ratio_perplexity(losses, [sum(request.scored for request in item.requests) for item in items])
+def ratio(amounts: Sequence[float], counts: Sequence[float]) -> Estimate:
+    """Sum of `amounts` over sum of `counts`, one of each a row; standard error over rows by the delta method."""
+    n, total = len(amounts), math.fsum(counts)
+    value = math.fsum(amounts) / total
+    if n < 2:
+        return Estimate(value, None, n)
+    residuals = math.fsum((amount - value * count) ** 2 for amount, count in zip(amounts, counts, strict=True))
+    return Estimate(value, math.sqrt(residuals / (n - 1) * n) / total, n)
 
 
 def ratio_perplexity(losses: Sequence[float], tokens: Sequence[float]) -> Estimate:
-    """exp(sum of losses / sum of tokens), with its standard error over rows by the delta method.
+    """exp of `ratio`.
 
     Args:
         losses: negative log likelihood of each row's tokens together.
         tokens: how many these are, or whatever else is to be divided by.
     """
-    n, total = len(losses), math.fsum(tokens)
-    rate = math.fsum(losses) / total
-    value = math.exp(rate)
-    if n < 2:
-        return Estimate(value, None, n)
-    residuals = math.fsum((loss - rate * count) ** 2 for loss, count in zip(losses, tokens, strict=True)) / (n - 1)
-    return Estimate(value, value * math.sqrt(residuals * n) / total, n)
+    rate = ratio(losses, tokens)
+    value = math.exp(rate.value)
+    return Estimate(value, None if rate.stderr is None else value * rate.stderr, rate.n)
+
+
+def perplexity(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> Estimate:
+    """exp of the mean negative log likelihood a scored token; see `ratio_perplexity`, an item a row."""
+    losses = [-math.fsum(score.loglikelihood for score in row) for row in scores]
+    return ratio_perplexity(losses, [sum(request.scored for request in item.requests) for item in items])
 
 
 def first_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -113,15 +119,22 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokens
 
 
-def encode_pair(tokenizer: PreTrainedTokenizerBase, context: str, continuation: str) -> tuple[list[int], int]:
-    """Tokens of context + continuation, and how many of the last are the continuation's.
+def encode_parts(tokenizer: PreTrainedTokenizerBase, parts: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Tokens of the parts as one text, and where each part ends among them.
 
-    The two are tokenised as one text and split where the context alone would end; spaces at the context's end go with
-    the continuation, as tokenizers join a space to the word after it.
+    A part ends where the text up to its end alone would; spaces at its end go with the next part, as tokenizers join a
+    space to the word after it.
     """
-    bare = context.rstrip()
-    continuation = context[len(bare) :] + continuation
-    start = len(encode(tokenizer, bare))
-    whole = encode(tokenizer, bare + continuation)
+    text, lengths = "", []
+    for part in parts[:-1]:
+        text += part
+        lengths.append(len(encode(tokenizer, text.rstrip())))
     begin = first_tokens(tokenizer)
-    return [*begin, *whole], len(whole) - start
+    whole = [*begin, *encode(tokenizer, text + parts[-1])]
+    return whole, [*(len(begin) + length for length in lengths), len(whole)]
+
+
+def encode_pair(tokenizer: PreTrainedTokenizerBase, context: str, continuation: str) -> tuple[list[int], int]:
+    """Tokens of context + continuation, and how many of the last are the continuation's; see `encode_parts`."""
+    whole, (start, stop) = encode_parts(tokenizer, (context, continuation))
+    return whole, stop - start

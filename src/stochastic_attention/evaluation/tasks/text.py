@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class _TextTask(Task):
-    """A request is made from each window of text; no window crosses a document."""
+class TextTask(Task):
+    """An item is made from each window of text; no window crosses a document."""
 
     headline: ClassVar[str] = "perplexity"
     higher_is_better: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class _TextTask(Task):
             for start in range(0, len(tokens) - size + 1, size)
         ]
         chosen = spread(windows, limit, f"windows of {size} tokens of one document each in {self.source(options)}")
-        return [Item((self._request(begin + window, options.length),)) for window in chosen]
+        return [self._item(begin + window, options.length) for window in chosen]
 
     def metrics(self, items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> dict[str, Estimate]:
         """Perplexity a token."""
@@ -49,35 +49,36 @@ class _TextTask(Task):
 
     @abstractmethod
     def _window(self, length: int) -> int:
-        """Tokens of text that a request of `length` tokens is made from."""
+        """Tokens of text that an item of `length` tokens is made from."""
 
     @abstractmethod
-    def _request(self, window: list[int], length: int) -> Request: ...
+    def _item(self, window: list[int], length: int) -> Item: ...
 
 
-class Perplexity(_TextTask):
+class Perplexity(TextTask):
     """Windows of `length` tokens, all scored but the first."""
 
     def _window(self, length: int) -> int:
         return length
 
-    def _request(self, window: list[int], length: int) -> Request:
-        return Request(tuple(window), scored=length - 1)
+    def _item(self, window: list[int], length: int) -> Item:
+        return Item((Request(tuple(window), scored=length - 1),))
 
 
-class Recall(_TextTask):
+class Recall(TextTask):
     """A passage of a quarter of `length`, the text that follows it, and the passage again, which is scored.
 
     At length 1024: 256 tokens, seen 768 tokens before.
     """
 
     def _window(self, length: int) -> int:
-        return length - _passage(length)
+        return length - quarter(length)
 
-    def _request(self, window: list[int], length: int) -> Request:
-        size = _passage(length)
-        return Request((*window, *window[:size]), scored=size)
+    def _item(self, window: list[int], length: int) -> Item:
+        size = quarter(length)
+        return Item((Request((*window, *window[:size]), scored=size),))
 
 
-def _passage(length: int) -> int:
+def quarter(length: int) -> int:
+    """A quarter of a window, rounded up."""
     return math.ceil(length / 4)
