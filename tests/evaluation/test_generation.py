@@ -22,6 +22,7 @@ from stochastic_attention.evaluation.generation import (
 )
 from stochastic_attention.evaluation.methods import METHODS
 from stochastic_attention.hf import Preset, restore, save_preset, swap
+from stochastic_attention.lm import StochasticLlamaConfig, StochasticLlamaForCausalLM
 from stochastic_attention.models import LanguageModel, load_model
 
 from .conftest import SENTENCE
@@ -123,6 +124,25 @@ def test_the_models_own_windows_are_counted(windowed, prompt, attention):
 
 
 @pytest.mark.parametrize("decode", ["stochastic", "full"])
+def test_the_layers_of_a_trained_model_are_counted(tokenizer, prompt, decode):
+    """Both paths of its gated layer, and what its config says of decoding."""
+    sa, window = Pattern.stochastic(4), Pattern.local(3)
+    config = StochasticLlamaConfig(
+        layer_attention=["gated", "swa"], sa={"window": 4}, swa={"window": 3}, decode=decode, vocab_size=256,
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, bos_token_id=None,
+        eos_token_id=None,
+    )  # fmt: skip
+    found = run(LanguageModel(StochasticLlamaForCausalLM(config).eval(), tokenizer), prompt, Attention())
+    new = Pattern.full() if decode == "full" else sa
+    local = rows(window, 79, 0)
+    of_prompt = (rows(sa, 70, 0) + 2 * local[:70]).mean() / 2
+    of_new = (rows(new, 79, 0, newest=True)[70:] + 2 * local[70:]).mean() / 2
+    assert found.keys_of_prompt == pytest.approx(float(of_prompt))
+    assert found.keys_of_new == pytest.approx(float(of_new))
+    assert found.pattern == "stochastic(window=4) gated with local(window=3), local(window=3)"
+
+
+@pytest.mark.parametrize("decode", ["stochastic", "full"])
 @pytest.mark.parametrize("method", SWAPPED)
 def test_no_other_scale_meets_the_budget_better(method, decode):
     """Measured over twelve layers, for those whom the budget is of. Scales step by two keys or more, chance by less."""
@@ -131,7 +151,7 @@ def test_no_other_scale_meets_the_budget_better(method, decode):
     candidates = list(METHODS[method].candidates(prompt if decode == "full" else end))
     at = candidates.index(chosen)
     n, first = (prompt, None) if decode == "full" else (end, prompt)
-    off = [abs(generation._mean_keys([p] * 12, n, first) - 30) for p in candidates[max(at - 2, 0) : at + 3]]
+    off = [abs(generation._mean_keys([(p,)] * 12, n, first) - 30) for p in candidates[max(at - 2, 0) : at + 3]]
     assert off[min(at, 2)] <= min(off) + 1
     assert off[min(at, 2)] < 6
 

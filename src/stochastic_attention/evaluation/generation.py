@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, TextStreamer
 
 from ..hf import Preset, restore, swap
-from ..hf.plan import Decode, LayersSpec
+from ..hf.plan import Decode, LayersSpec, has_own_plan, read
 from ..hf.presets import native_patterns
 from ..models import LanguageModel
 from ..ops.backends import backend_names
@@ -25,6 +25,9 @@ from .methods import METHODS, PRESET, REFERENCE, preset_of
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
+
+# What a layer runs: one pattern, in a gated layer two.
+_Paths = tuple[Pattern, ...]
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ class Continuation:
         prefill_seconds: until the first new token came; None where none came.
         tokens_per_second: of the new tokens after the first; None where there is none.
         keys_of_prompt, keys_of_new: mean keys of a token of either kind over all layers of the model, swapped or not,
-            counted for this very pattern and seed. The last new token counts, though nothing came after it.
+            both paths of a gated one together, counted for this very pattern and seed. The last new token counts,
+            though nothing came after it.
         tokens, text: what is new.
         interrupted: by Ctrl-C.
     """
@@ -234,7 +238,7 @@ def continue_prompt(
     times, count = stream.times, len(stream.tokens)
     return Continuation(
         method=attention.method,
-        pattern=", ".join(dict.fromkeys(map(str, prompt_layers))),
+        pattern=", ".join(dict.fromkeys(" gated with ".join(map(str, paths)) for paths in prompt_layers)),
         prompt_tokens=len(prompt),
         new_tokens=count,
         prefill_seconds=times[0] - start if times else None,
@@ -281,23 +285,26 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _layers(model: PreTrainedModel, preset: Preset | None) -> tuple[list[Pattern], list[Pattern]]:
+def _layers(model: PreTrainedModel, preset: Preset | None) -> tuple[list[_Paths], list[_Paths]]:
     """What each layer of the model runs for the prompt's tokens, and for each new token."""
     config = model.config.get_text_config()
-    own = native_patterns(config)
-    plans = {} if preset is None else preset.plans(config)
-    of_new = {i: Pattern.full() if plan.decode == "full" else plan.pattern for i, plan in plans.items()}
-    of_prompt = {i: plan.pattern for i, plan in plans.items()}
-    return [of_prompt.get(i, x) for i, x in enumerate(own)], [of_new.get(i, x) for i, x in enumerate(own)]
+    plans = read(config).layers if has_own_plan(config) else {} if preset is None else preset.plans(config)
+    native = [(pattern,) for pattern in native_patterns(config)]
+    of_prompt = {i: plan.paths for i, plan in plans.items()}
+    of_new = {
+        i: (Pattern.full(), *plan.paths[1:]) if plan.decode == "full" else plan.paths for i, plan in plans.items()
+    }
+    return [of_prompt.get(i, x) for i, x in enumerate(native)], [of_new.get(i, x) for i, x in enumerate(native)]
 
 
-def _mean_keys(layers: Sequence[Pattern], n: int, first: int | None = None) -> float:
+def _mean_keys(layers: Sequence[_Paths], n: int, first: int | None = None) -> float:
     """Mean keys of the tokens 0 ... n - 1 as a prompt, or of `first` ... n - 1 as tokens that came one by one."""
     counts = [
         keys_per_query(pattern, n, layer=index, first=first or 0, decode=first is not None)
-        for index, pattern in enumerate(layers)
+        for index, paths in enumerate(layers)
+        for pattern in paths
     ]
-    return float(torch.cat(counts).double().mean())
+    return float(torch.cat(counts).double().sum()) / (len(layers) * (n - (first or 0)))
 
 
 @contextmanager

@@ -53,8 +53,13 @@ class LayerPlan:
     backend: str | None = None
     gated_with: Pattern | None = None
 
+    @property
+    def paths(self) -> tuple[Pattern, ...]:
+        """The pattern, and in a gated layer the second one."""
+        return (self.pattern,) if self.gated_with is None else (self.pattern, self.gated_with)
+
     def __str__(self) -> str:
-        return str(self.pattern) if self.gated_with is None else f"{self.pattern} gated with {self.gated_with}"
+        return " gated with ".join(map(str, self.paths))
 
     @classmethod
     def checked(
