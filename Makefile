@@ -23,9 +23,10 @@ test-slow: $(VENV)/.installed-dev
 test-interpreted: $(VENV)/.installed-dev
 	$(TEST) -m interpreted
 
-# The swap on the oldest transformers that pyproject.toml allows, which hides the one in .venv and leaves it as it is.
+# The swap and the language model on the oldest transformers that pyproject.toml allows, which hides the one in .venv and leaves it as it is.
 test-oldest: $(VENV)/.installed-dev build/oldest/.installed
-	PYTHONPATH=$(CURDIR)/build/oldest $(TEST) -m "not slow and not interpreted" tests/hf tests/evaluation/test_harness.py
+	PYTHONPATH=$(CURDIR)/build/oldest $(TEST) -m "not slow and not interpreted" tests/hf tests/lm/test_model.py \
+		tests/lm/test_train.py tests/evaluation/test_harness.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check src tests
