@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 from importlib.util import find_spec
 
 
@@ -10,3 +12,9 @@ def require(*modules: str) -> None:
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+def interrupted(args: argparse.Namespace) -> int:
+    """Say how to go on with a command that Ctrl-C stopped and that keeps what is finished; its exit code."""
+    print(f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr)
+    return 130

@@ -6,11 +6,10 @@ Full attention always runs, as the reference. Finished cells are kept in OUTPUT;
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from . import require
+from . import interrupted, require
 from .options import split_list, split_numbers
 
 
@@ -75,10 +74,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=lambda: stack.enter_context(tqdm(unit="tok", unit_scale=True, dynamic_ncols=True)),
             )
     except KeyboardInterrupt:
-        print(
-            f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr
-        )
-        return 130
+        return interrupted(args)
     table = render(outcome.cells, outcome.prefill, match=settings.match, length=settings.length)
     record = Record(
         command=args.command_line,

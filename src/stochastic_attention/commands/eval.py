@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from . import require
+from . import interrupted, require
 from .options import split_list
 
 
@@ -62,10 +61,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         outcome = evaluate(settings, args.output, batch_size=args.batch_size)
     except KeyboardInterrupt:
-        print(
-            f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr
-        )
-        return 130
+        return interrupted(args)
     table = render(outcome.results)
     Record(
         command=args.command_line,

@@ -6,10 +6,9 @@ Finished models are kept in OUTPUT; the same command resumes, and may name more 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from . import require
+from . import interrupted, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
             outcome = measure(settings, models, args.output, batch_tokens=args.batch_tokens, on_windows=on_windows)
     except KeyboardInterrupt:
-        print(
-            f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr
-        )
-        return 130
+        return interrupted(args)
     table = render(outcome)
     Record(
         command=args.command_line,

@@ -6,11 +6,10 @@ Finished models are kept in OUTPUT: the same command resumes, one with more kind
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from . import require
+from . import interrupted, require
 from .options import split_list, split_numbers
 
 
@@ -92,10 +91,7 @@ def run(args: argparse.Namespace) -> int:
                 journal.add(cell.key, asdict(train(settings, cell, bar.update)))
                 bar.update(at * args.steps - bar.n)  # what stopping early has saved
     except KeyboardInterrupt:
-        print(
-            f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr
-        )
-        return 130
+        return interrupted(args)
     results = [(cell, ProbeResult.from_json(journal.done[cell.key])) for cell in cells]
     table = render(results, settings)
     Record(

@@ -7,11 +7,10 @@ attention and a window with sinks at the same budget. What is finished is kept i
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from . import require
+from . import interrupted, require
 from .options import split_list
 
 
@@ -89,10 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 progress=bar,
             )
     except KeyboardInterrupt:
-        print(
-            f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr
-        )
-        return 130
+        return interrupted(args)
     table = render(found.outcome.cells, found.outcome.prefill, match=settings.match, length=settings.length)
     told = f"{table}\n{verdict(found, BASELINE)}\n"
     record = Record(
