@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-dev
 	$(TEST) -m "slow and not interpreted"
 
-# The GPU kernels in Triton's interpreter, on every test that every backend has: about an hour on two cores.
+# The GPU kernels in Triton's interpreter, on every test that every backend has: takes long.
 test-interpreted: $(VENV)/.installed-dev
 	$(TEST) -m interpreted
 
