@@ -8,15 +8,7 @@ from collections.abc import Sequence
 
 from ..tables import markdown
 from .budget import Match
-from .evaluate import Result
-
-# The first of them that a task has stands for it; length-normalised accuracy is the usual one for HellaSwag and ARC.
-HEADLINES = ("acc_norm", "acc", "exact_match", "word_perplexity")
-
-
-def headline(result: Result) -> str:
-    """The metric that stands for the task."""
-    return next((name for name in HEADLINES if name in result.metrics), next(iter(result.metrics)))
+from .evaluate import Result, headline
 
 
 def render(results: Sequence[Result], *, match: Match) -> str:

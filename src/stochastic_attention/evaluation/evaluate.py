@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
+from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.evaluator import evaluate as run_harness
 
 from .. import __version__
@@ -33,6 +34,7 @@ from .eval_tasks import Source, check_names, find_sources, load_task, task_manag
 from .harness import CountingLM, MethodLM, SwappedLM
 from .journal import Journal
 from .methods import METHODS, REFERENCE
+from .paired import Difference, ScoredRows, paired_differences
 from .requests import Profile
 from .tasks.base import ratio_perplexity
 
@@ -122,6 +124,7 @@ class Result:
         w_eff, w_scored: measured mean keys over all queries, and over the scored ones; None for the model as it is.
         metrics: the harness's, by its names.
         seconds: spent scoring.
+        rows: of each metric that is a mean over the rows, its value in every row, in their order.
     """
 
     task: str
@@ -133,12 +136,27 @@ class Result:
     w_scored: float | None
     metrics: dict[str, Estimate]
     seconds: float
+    rows: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Result:
         """Read what `dataclasses.asdict` made."""
         metrics = {name: Estimate(**estimate) for name, estimate in facts["metrics"].items()}
         return cls(**{**facts, "metrics": metrics})
+
+
+# The first of them that a task has stands for it; length-normalised accuracy is the usual one for HellaSwag and ARC.
+HEADLINES = ("acc_norm", "acc", "exact_match", "word_perplexity")
+
+
+def headline(result: Result) -> str:
+    """The metric that stands for the task."""
+    return next((name for name in HEADLINES if name in result.metrics), next(iter(result.metrics)))
+
+
+def _scored_rows(result: Result) -> ScoredRows:
+    rows = result.rows.get(headline(result), [])
+    return ScoredRows(result.task, str(result.method), result.budget, rows)
 
 
 @dataclass(frozen=True)
@@ -149,8 +167,16 @@ class Outcome:
     results: list[Result]
 
     def plain_results(self) -> dict[str, Any]:
-        """As plain data, for a record."""
-        return {"cells": [asdict(result) for result in self.results]}
+        """As plain data, for a record: what is told of rows is their differences."""
+        cells = [asdict(result) for result in self.results]
+        for cell in cells:
+            del cell["rows"]
+        return {"cells": cells, "differences": [asdict(difference) for difference in self.differences]}
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Between methods, on the same rows."""
+        return paired_differences([_scored_rows(result) for result in self.results if result.method is not None])
 
 
 @dataclass(frozen=True)
@@ -259,6 +285,7 @@ def _timed(task: Task, cell: _Cell, lm: SwappedLM) -> Result:
             limit=cell.limit,
             bootstrap_iters=_BOOTSTRAP,
         )
+    metrics, rows = _metrics(task, found)
     return Result(
         task=cell.task,
         method=cell.method,
@@ -267,26 +294,29 @@ def _timed(task: Task, cell: _Cell, lm: SwappedLM) -> Result:
         pattern=None,
         w_eff=None,
         w_scored=None,
-        metrics=_metrics(task, found),
+        metrics=metrics,
         seconds=time.perf_counter() - start,
+        rows=rows,
     )
 
 
-def _metrics(task: Task, found: Mapping[str, Any]) -> dict[str, Estimate]:
+def _metrics(task: Task, found: Mapping[str, Any]) -> tuple[dict[str, Estimate], dict[str, list[float]]]:
     name = str(task.task_name)
     facts, samples = found["results"][name], found["samples"][name]
-    estimates = {}
+    estimates, values = {}, {}
     for key, value in facts.items():
         metric, _, filtered = key.partition(",")
         if not filtered or metric.endswith("_stderr"):
             continue
+        label = metric if filtered == "none" else key
+        rows = [s[metric] for s in sorted(samples, key=itemgetter("doc_id")) if s["filter"] == filtered]
         stderr = facts.get(f"{metric}_stderr,{filtered}")
         if not isinstance(stderr, float):
-            rows = [sample[metric] for sample in samples if sample["filter"] == filtered]
             stderr = _ratio_stderr(task.aggregation()[metric], rows)  # type: ignore[index]
-        label = metric if filtered == "none" else key
+        if task.aggregation()[metric] is mean:  # type: ignore[index]
+            values[label] = [float(row) for row in rows]
         estimates[label] = Estimate(float(value), stderr, found["n-samples"][name]["effective"])
-    return estimates
+    return estimates, values
 
 
 def _ratio_stderr(aggregation: Callable[..., float], rows: Sequence[Any]) -> float | None:
