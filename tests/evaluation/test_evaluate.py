@@ -340,6 +340,20 @@ def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsy
     record = json.loads((output / "record.json").read_text())
     assert record["command"].startswith("sattn eval ")
     assert len(record["results"]["cells"]) == 6
+    assert "rows" not in record["results"]["cells"][0]
+    (difference,) = record["results"]["differences"]
+    accuracies = {
+        (cell["task"], cell["method"], cell["seed"]): cell["metrics"].get("acc_norm", cell["metrics"]["acc"])["value"]
+        for cell in record["results"]["cells"]
+    }
+    lost = [
+        accuracies[task, "sa", seed] - accuracies[task, "full", None]
+        for task in ("lambada_openai", "arc_easy")
+        for seed in (0, 1)
+    ]
+    assert (difference["method"], difference["other"], difference["budget"]) == ("sa", "full", 8)
+    assert difference["value"] == pytest.approx(sum(lost) / 4)
+    assert f"{difference['value']:+.3f} ± {difference['stderr']:.3f}" in shown
     assert record["config"]["limits"] == [2, 2]
     assert record["config"]["lm_eval"]
     assert {name: bool(source["digest"]) for name, source in record["config"]["sources"].items()} == {

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         outcome = evaluate(settings, args.output, batch_size=args.batch_size)
     except KeyboardInterrupt:
         return interrupted(args)
-    table = render(outcome.results, match=settings.match)
+    table = render(outcome.results, outcome.differences, match=settings.match)
     Record(
         command=args.command_line,
         config=outcome.config,

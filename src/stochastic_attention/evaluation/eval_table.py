@@ -8,42 +8,48 @@ from collections.abc import Sequence
 
 from ..tables import markdown
 from .budget import Match
-from .evaluate import Result, headline
+from .evaluate import ACCURACIES, Result, headline
+from .paired import Difference
+
+# What every method is compared with on the same rows, where it took part.
+OTHERS = ("full", "swa+sinks")
 
 
-def render(results: Sequence[Result], *, match: Match) -> str:
+def render(results: Sequence[Result], differences: Sequence[Difference], *, match: Match) -> str:
     """Means over draws and their spread; under methods also what each does at each budget, side by side.
 
     Args:
-        results: of one evaluation.
+        results, differences: of one evaluation.
         match: the measured mean that the budget was fitted to.
     """
     metrics = _by_metric(results)
-    return metrics if results[0].method is None else _by_method(results, match) + "\n" + metrics
+    return metrics if results[0].method is None else _by_method(results, differences, match) + "\n" + metrics
 
 
-def _by_method(results: Sequence[Result], match: Match) -> str:
+def _by_method(results: Sequence[Result], differences: Sequence[Difference], match: Match) -> str:
     tasks = list(dict.fromkeys(result.task for result in results))
-    first = {task: next(result for result in results if result.task == task) for task in tasks}
-    header = ["method", "budget", *(f"{task}: {headline(first[task])}" for task in tasks), "mean", "w_eff", "w_scored"]
-    rows = []
+    headlines = {result.task: headline(result) for result in results}
+    alike = set(headlines.values()) <= set(ACCURACIES)  # else a mean over tasks means nothing
+    others = [other for other in OTHERS if alike and any(difference.other == other for difference in differences)]
+    paired = {(d.method, d.budget, d.other): f"{d.value:+.3f} ± {d.stderr:.3f}" for d in differences}
+    header = ["method", "budget", *(f"{task}: {headlines[task]}" for task in tasks)]
+    rows = [[*header, *["mean"] * alike, *(f"- {other}" for other in others), "w_scored (w_eff)"]]
     for method, budget in dict.fromkeys((result.method, result.budget) for result in results):
         mine = [result for result in results if (result.method, result.budget) == (method, budget)]
-        draws = list(dict.fromkeys(result.seed for result in mine))
-        by_draw = [[result for result in mine if result.seed == draw] for draw in draws]
-        cells = [_cell([_score(result) for result in mine if result.task == task]) for task in tasks]
-        means = [
-            _cell([statistics.fmean(read(result) for result in draw) for draw in by_draw])
-            for read in (_score, lambda result: result.w_eff or 0, lambda result: result.w_scored or 0)
-        ]
-        rows.append([str(method), "-" if budget is None else str(budget), *cells, *means])
+        by_draw = [[result for result in mine if result.seed == draw] for draw in dict.fromkeys(r.seed for r in mine)]
+        row = [str(method), "-" if budget is None else str(budget)]
+        row += [_cell([_score(result) for result in mine if result.task == task]) for task in tasks]
+        row += [_cell([statistics.fmean(map(_score, draw)) for draw in by_draw])] * alike
+        row += [paired.get((str(method), budget or 0, other), "") for other in others]
+        rows.append([*row, _keys(mine)])
     notes = [
         f"Each method is set for each task so that {match} is nearest to the budget. w_eff: measured mean keys a "
         "query; w_scored: the same over the scored queries; both as means over the tasks. They fall short of the "
         "budget where texts are shorter than it: there a method is full attention.",
-        f"±: standard deviation over {max(_draws(results))} draws of the random orders.",
+        f"±: standard deviation over {max(_draws(results))} draws of the random orders; of a difference, its standard "
+        "error over rows, the same rows for both.",
     ]
-    return markdown([header, *rows]) + _notes(notes)
+    return markdown(rows) + _notes(notes)
 
 
 def _score(result: Result) -> float:
@@ -51,8 +57,12 @@ def _score(result: Result) -> float:
 
 
 def _cell(values: Sequence[float]) -> str:
-    spread = f" ± {_figure(statistics.stdev(values))}" if len(values) > 1 else ""
-    return f"{_figure(statistics.fmean(values))}{spread}"
+    spread = f" ± {_short(statistics.stdev(values))}" if len(values) > 1 else ""
+    return f"{_short(statistics.fmean(values))}{spread}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
 
 
 def _by_metric(results: Sequence[Result]) -> str:

@@ -146,12 +146,14 @@ class Result:
 
 
 # The first of them that a task has stands for it; length-normalised accuracy is the usual one for HellaSwag and ARC.
-HEADLINES = ("acc_norm", "acc", "exact_match", "word_perplexity")
+ACCURACIES = ("acc_norm", "acc", "exact_match")
 
 
 def headline(result: Result) -> str:
     """The metric that stands for the task."""
-    return next((name for name in HEADLINES if name in result.metrics), next(iter(result.metrics)))
+    return next(
+        (name for name in (*ACCURACIES, "word_perplexity") if name in result.metrics), next(iter(result.metrics))
+    )
 
 
 def _scored_rows(result: Result) -> ScoredRows:
