@@ -62,6 +62,27 @@ def test_a_table_is_what_its_command_printed(command, results, printed):
     assert RENDERERS[command](CONFIG, json.loads(json.dumps(results))) == printed
 
 
+@pytest.mark.parametrize("methods", [{"swa+sinks": 8, "union": 8}, {None: None}], ids=["sweep", "as it is"])
+def test_an_evaluation_is_what_its_command_printed(methods):
+    pytest.importorskip("lm_eval")
+    from stochastic_attention.evaluation.eval_table import render
+    from stochastic_attention.evaluation.evaluate import Outcome, Result
+
+    metrics = {"acc": Estimate(0.5, 0.25, 4), "acc_norm": Estimate(0.25, None, 4)}
+    rows = {"acc_norm": [0.0, 0.0, 0.0, 1.0]}
+    outcome = Outcome(
+        {},
+        [
+            Result("piqa", method, budget, seed, method, budget, budget, metrics, 1.0, rows)
+            for method, budget in methods.items()
+            for seed in (0, 1)
+        ],
+    )
+    assert len(outcome.differences) == len(methods) - 1
+    results = json.loads(json.dumps(outcome.plain_results()))
+    assert RENDERERS["eval"](CONFIG, results) == render(outcome.results, outcome.differences, match="w_scored")
+
+
 def test_continuations_are_shown_as_they_are():
     results = {"continuations": [asdict(found) for found in CONTINUATIONS]}
     html = to_html(RENDERERS["generate"]({}, json.loads(json.dumps(results))), label="x")

@@ -80,7 +80,7 @@ def test_sections_are_grouped_by_kind_and_the_contents_lead_to_them(tmp_path, ca
     write_record(folder / "gpu.json", "python -m stochastic_attention bench", config={"device": "cuda:0"})
     write_record(folder / "x y%.json", "torchrun train.py")
     (folder / "notes.md").write_text("# Notes\n", encoding="utf-8")
-    page, _ = report(folder, capsys, faults=12)  # records without data, which hardly any renderer takes
+    page, _ = report(folder, capsys, faults=13)  # records without data, which hardly any renderer takes
     shown = [text for tag, text in re.findall(r"<(h2|h3)>([^<]*)<", page.html)][2:]
     order = [name for name in shown if name in KINDS]
     assert order == list(KINDS)

@@ -49,6 +49,15 @@ def _recommend(config: Facts, results: Facts) -> str:
     return f"{_compare(config, results)}\n{results['verdict']}\n"
 
 
+def _eval(config: Facts, results: Facts) -> str:
+    from ..evaluation.eval_table import render
+    from ..evaluation.evaluate import Result
+    from ..evaluation.paired import Difference
+
+    cells, differences = rebuild(list[Result], results["cells"]), rebuild(list[Difference], results["differences"])
+    return render(cells, differences, match=config["match"])
+
+
 def _perplexity(config: Facts, results: Facts) -> str:
     from ..evaluation.loss_comparison import Named, Outcome, render
     from ..evaluation.token_losses import Bucket
@@ -157,6 +166,7 @@ def _case(row: Facts) -> tuple[Any, ...]:
 RENDERERS: dict[str, Callable[[Facts, Facts], str]] = {
     "compare": _compare,
     "recommend": _recommend,
+    "eval": _eval,
     "perplexity": _perplexity,
     "generate": _generate,
     "probe": _probe,

@@ -33,6 +33,7 @@ _LABELS = {
 _PICTURES = {
     ("perplexity", "plot.png"): "Perplexity by position, and of repeats by distance, a curve a kind of model",
     ("compare", "plot.png"): "Quality against mean keys a query, a panel a task, a curve a method",
+    ("eval", "plot.png"): "Mean over the tasks against mean keys a query, a panel a measure of keys, a curve a method",
     ("reach", "plot.png"): "Share of the past that is reached against the number of layers, a curve a pattern",
     ("reach", "position.png"): "Share of the past that is reached against the query's position, a panel a depth",
     ("mixing", "plot.png"): "Distance from the mixed state against the number of layers, a curve a pattern",
