@@ -3,7 +3,7 @@
 import pytest
 
 from stochastic_attention.evaluation.curves import SWEEP_X_LABEL, sweep_panels
-from stochastic_attention.evaluation.ranking import Cell, Standing, at_equal_keys, over_tasks, rank
+from stochastic_attention.evaluation.ranking import Cell, Standing, at_equal_keys, common_targets, over_tasks, rank
 from stochastic_attention.plots import plot_panels
 
 TASKS = ("one", "two")
@@ -53,20 +53,26 @@ class TestAtEqualKeys:
 
 class TestRank:
     def test_the_order_turns_with_the_measure(self):
-        by_scored, by_all = rank(SWEEP, [64])
+        (by_scored,), (by_all,) = (rank(SWEEP, by, [64]) for by in ("w_scored", "w_eff"))
         assert [(ranking.by, ranking.keys) for ranking in (by_scored, by_all)] == [("w_scored", 64), ("w_eff", 64)]
         spread = pytest.approx(0.125 / 2**0.5)
         assert by_scored.standings == [Standing("swa", pytest.approx(0.375), None), Standing("sa", 0.3125, spread)]
         assert by_all.standings == [Standing("sa", 0.4375, spread), Standing("swa", pytest.approx(0.375), None)]
 
+    def test_targets_lie_where_all_methods_were_measured(self):
+        assert common_targets(SWEEP, "w_scored") == [32, 51, 81]
+        assert common_targets(SWEEP, "w_eff") == [32, 41, 51]
+        assert common_targets(SWEEP, "w_eff", count=1) == [32]
+        assert common_targets(SWEEP[:4], "w_eff") == []  # one budget
+
     def test_what_was_not_measured_comes_last(self):
-        (_, beyond) = rank(SWEEP, [100])
+        (beyond,) = rank(SWEEP, "w_eff", [100])
         assert beyond.by == "w_eff"
         assert beyond.standings[1] == Standing("sa", None, None)
 
     def test_one_seed_that_was_not_measured_there_leaves_no_mean(self):
         cells = [cell for cell in SWEEP if (cell.method, cell.budget, cell.seed) != ("sa", 128, 1)]
-        by_scored, _ = rank(cells, [64])
+        (by_scored,) = rank(cells, "w_scored", [64])
         assert by_scored.standings[1] == Standing("sa", None, None)
 
 
@@ -80,7 +86,7 @@ def test_uneven_sets_of_tasks_are_refused(cells):
     with pytest.raises(
         ValueError, match=r"every task once for each method, budget and seed: one, two; got .* for sa, 128"
     ):
-        rank(cells, [64])
+        rank(cells, "w_eff", [64])
 
 
 def test_a_panel_by_each_measure_with_bands_over_seeds(tmp_path):

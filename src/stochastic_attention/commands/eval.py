@@ -40,12 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, then write record.json and table.md, and print the table."""
+    """Evaluate, then write record.json, table.md and, of a sweep, plot.png, and print the table."""
     if args.offline:  # read where these libraries are imported
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    require("lm_eval", "transformers", "datasets", "tqdm")
-    from ..evaluation.eval_table import render
+    require("lm_eval", "transformers", "datasets", "matplotlib", "tqdm")
+    from ..evaluation.curves import SWEEP_X_LABEL, sweep_panels
+    from ..evaluation.eval_table import accuracies, render
     from ..evaluation.evaluate import Settings, evaluate
+    from ..plots import plot_panels
     from ..records import Environment, Record, write_text
 
     tasks = split_list(args.tasks)
@@ -76,6 +78,11 @@ def run(args: argparse.Namespace) -> int:
         results=outcome.plain_results(),
     ).save(args.output / "record.json")
     write_text(args.output / "table.md", table)
+    written = ["record.json", "table.md"]
+    cells = accuracies(outcome.results) if settings.budgets else []
+    if cells:
+        plot_panels(sweep_panels(cells, "mean accuracy"), SWEEP_X_LABEL, args.output / "plot.png")
+        written.append("plot.png")
     print(table, end="")
-    print(f"\nWritten: {args.output}/record.json, table.md")
+    print(f"\nWritten: {args.output}/{', '.join(written)}")
     return 0

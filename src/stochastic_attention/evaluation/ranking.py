@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import get_args
 
 from .budget import Match
 
@@ -128,15 +127,28 @@ def at_equal_keys(points: Iterable[tuple[float, float]], keys: float) -> float |
     return None
 
 
-def rank(cells: Iterable[Cell], targets: Sequence[float]) -> list[Ranking]:
-    """A ranking by each measure of keys at each of the `targets`, full attention left out.
+def rank(cells: Iterable[Cell], by: Match, targets: Sequence[float]) -> list[Ranking]:
+    """A ranking at each of the `targets`, numbers of keys as `by` counts them; full attention is left out.
 
     Every seed of a method is interpolated by itself (`at_equal_keys`) between its budgets.
     """
     runs = [run for run in over_tasks(cells) if run.budget is not None]
-    return [
-        Ranking(by, keys, sorted(_standings(runs, by, keys), key=_place)) for by in get_args(Match) for keys in targets
-    ]
+    return [Ranking(by, keys, sorted(_standings(runs, by, keys), key=_place)) for keys in targets]
+
+
+def common_targets(cells: Iterable[Cell], by: Match, count: int = 3) -> list[int]:
+    """At most `count` numbers of keys at which all methods were measured, from the fewest on, even in log(keys).
+
+    The most keys that all have are left out: there a sweep ends, often at full attention.
+    """
+    runs = [run for run in over_tasks(cells) if run.budget is not None]
+    measured: dict[tuple[str, int | None], list[float]] = {}
+    for run in runs:
+        measured.setdefault((run.method, run.seed), []).append(run.keys(by))
+    low = math.ceil(max((min(keys) for keys in measured.values()), default=1))
+    high = min((max(keys) for keys in measured.values()), default=0)
+    spaced = [math.ceil(low * (high / low) ** (place / count)) for place in range(count)] if high > low else []
+    return list(dict.fromkeys(keys for keys in spaced if keys < high))
 
 
 def _standings(runs: Sequence[Run], by: Match, keys: float) -> list[Standing]:
