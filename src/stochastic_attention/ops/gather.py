@@ -173,7 +173,7 @@ def _strided(call: Call, i: Tensor) -> Tensor:
 def _own_and_drawn_blocks(call: Call, i: Tensor) -> Tensor:
     """Positions in BigBird's blocks of queries at i, int64 [B', 1, Nq, C]; below 0 where there are fewer blocks."""
     pattern, own = call.pattern, i // call.pattern.block_size
-    # Numbers, where a compiler may hold symbols: it would hash those by expressions of several thousand terms.
+    # Numbers, where a compiler may hold symbols, whose hash would be one long expression of them.
     seed, layer = index(pattern.seed), index(call.layer)
     step = call.step if isinstance(call.step, Tensor) else index(call.step)
     drawn = draw_distinct(own[..., 0], pattern.random_blocks, seed=seed, step=step, layer=layer)

@@ -167,10 +167,10 @@ class Pattern:
         """The query's own block of positions, and past blocks drawn at random for all its queries alike: a baseline.
 
         BigBird (arXiv 2007.14062) made causal: its window is `local`, and of its global tokens, which see and are seen
-        by all, what is left is that all see the first ones, `sinks`. A block is drawn at most once, each past block of
-        the document with the same chance: all of them where there are no more than `random_blocks`. They may overlap
-        with the local window and the sinks; a key counts once. The draw depends on the number of the query's block
-        alone, and so N(i) on no later token. Causal only.
+        by all, what is left is that all see the first ones, `sinks`. Blocks are drawn without replacement among those
+        before the query's own; where there are no more than `random_blocks`, all are taken. They may overlap with the
+        local window and the sinks, and a key counts once. A layer's heads share the draw, which depends on the number
+        of the query's block alone, so N(i) depends on no later token. Causal only.
 
         Args:
             block_size: positions in a block; block b holds those from b * block_size on.
