@@ -84,7 +84,7 @@ class Queries:
 
     def _measured_keys(self, pattern: Pattern, layer: int) -> Tensor:
         """Mean abs(N(i)) over heads of each query in one layer, float64."""
-        if pattern.is_random and pattern.scope == "sequence":
+        if pattern.kind == "stochastic" and pattern.scope == "sequence":
             return torch.cat([keys_per_query(pattern, n, layer=layer).double().mean(0) for n in self.lengths])
         # Elsewhere N(i) does not depend on the tokens that follow i: the longest document tells of all.
         longest = keys_per_query(pattern, self.longest, layer=layer).double().mean(0)

@@ -53,8 +53,8 @@ def _strided(window: int, longest: int) -> Pattern:
 
 
 def _bigbird(keys: int) -> Pattern:
-    """Half of the keys in the local window and half in random blocks, of which there is one at least."""
-    size = 16  # the default of BigBird's own code
+    """Half of the keys in the local window and half in random blocks: two or more of them."""
+    size = max(1, min(16, keys // 4))  # 16 is the default of BigBird's own code
     blocks = max(1, round(keys / 2 / size))
     return Pattern.bigbird(size, blocks, local=max(0, keys - blocks * size), sinks=SINKS)
 
