@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from stochastic_attention import Pattern
-from stochastic_attention.evaluation.budget import Queries, closest, expected_keys
+from stochastic_attention import Pattern, attention
+from stochastic_attention.evaluation.budget import Queries, closest, expected_keys, sees_everything
 from stochastic_attention.evaluation.requests import Profile
 
 DETERMINISTIC = [
@@ -81,3 +81,25 @@ def test_closest_prefers_the_earlier_of_equals():
 def test_an_empty_profile_is_refused():
     with pytest.raises(ValueError, match="profile must hold at least one request"):
         Queries(Profile())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "longest"),
+    [
+        (Pattern.local(6), 6),
+        (Pattern.local(4, sinks=2), 6),
+        (Pattern.stochastic(6), 6),
+        (Pattern.stochastic(3, shape="block"), 6),
+        (Pattern.stochastic(3, shape="block", local=2, correction=0.5), 3),
+        (Pattern.stochastic(3, scope="prefix", local=6, correction=0.5), 6),
+        (Pattern.strided(2, 3, local=4, sinks=1), 5),
+        (Pattern.bigbird(3, 1, sinks=1), 6),
+        (Pattern.moba(3, 2), 6),
+    ],
+    ids=str,
+)
+def test_what_is_full_attention_on_short_texts_is_known(pattern, longest):
+    assert [n for n in range(1, 20) if sees_everything(pattern, n)] == list(range(1, longest + 1))
+    for n in range(1, longest + 1):
+        q, k, v = torch.randn(3, 1, 1, n, 4, dtype=torch.float64)
+        torch.testing.assert_close(attention(q, k, v, pattern), attention(q, k, v, Pattern.full()))

@@ -135,7 +135,9 @@ def _chance_to_meet(pattern: Pattern, position: Tensor, length: Tensor) -> Tenso
 
 
 def sees_everything(pattern: Pattern, n: int) -> bool:
-    """Whether the pattern is full attention on n tokens: every query is certain to see its whole past."""
+    """Whether the pattern is full attention on n tokens: every query surely sees its whole past, without a bias."""
+    if pattern.correction and max(pattern.reach, pattern.local_window) < n:
+        return False
     position = torch.arange(n)
     return bool((expected_keys(pattern, position, torch.full_like(position, n)) == position + 1).all())
 
