@@ -52,11 +52,11 @@ TRAIN_OPTIONS = {"--config": "run.yaml", "--set": [], "--output": None, "--resum
 EVAL_OPTIONS = {
     "--model": "x",
     "--tasks": "hellaswag,piqa,winogrande",
-    "--method": None,
-    "--budget": None,
+    "--methods": "",
+    "--budgets": "",
     "--match": "w_scored",
     "--seeds": 1,
-    "--limit": None,
+    "--limit": "",
     "--length": None,
     "--data": None,
     "--offline": False,
@@ -159,16 +159,21 @@ def test_another_missing_module_is_not_explained_away(monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "limits"),
-    [("5", (5, 5)), ("a=3,b=4", (3, 4)), ("5,b=7", (5, 7)), ("b=7, 5", (5, 7))],
+    [("5", (5, 5)), ("a=3,b=4", (3, 4)), ("5,b=7", (5, 7)), ("b=7, 5", (5, 7)), ("a=3", (3, None)), ("", (None, None))],
 )
 def test_limits_are_for_all_tasks_or_one(text, limits):
-    assert compare.split_limits(text, ("a", "b")) == limits
+    assert options.split_limits(text, ("a", "b")) == limits
 
 
-@pytest.mark.parametrize("text", ["", "x", "a=3", "5,c=2", "-1", "a=,5"])
+@pytest.mark.parametrize("text", ["x", "5,c=2", "-1", "a=,5"])
 def test_limits_that_do_not_fit_the_tasks_are_refused(text):
     with pytest.raises(ValueError, match="limit must"):
-        compare.split_limits(text, ("a", "b"))
+        options.split_limits(text, ("a", "b"))
+
+
+def test_a_comparison_needs_a_limit_for_every_task(capsys):
+    assert cli.main(["compare", "--tasks", "recall,perplexity", "--limit", "recall=2"]) == 2
+    assert "limit must give a number for perplexity, got 'recall=2'" in capsys.readouterr().err
 
 
 def test_budgets_are_integers():

@@ -82,7 +82,7 @@ def trained(tokenizer, tmp_path_factory):
 
 def values(outcome):
     return {
-        (result.task, result.seed, name): estimate.value
+        (result.task, result.method, result.budget, result.seed, name): estimate.value
         for result in outcome.results
         for name, estimate in result.metrics.items()
     }
@@ -187,34 +187,52 @@ def test_rolling_perplexity_scores_every_token_once_with_an_error_over_pages(run
 
 def test_longer_texts_roll_in_windows_of_the_length_asked_for(run, monkeypatch):
     lengths = set()
-    real = harness.SwappedLM._model_call
+    real = harness.score_requests
 
-    def noted(lm, inputs, *rest, **named):
-        lengths.add(inputs.shape[1])
-        return real(lm, inputs, *rest, **named)
+    def noted(model, requests, **options):
+        lengths.update(request.queries for request in requests)
+        return real(model, requests, **options)
 
-    monkeypatch.setattr(harness.SwappedLM, "_model_call", noted)
+    monkeypatch.setattr(harness, "score_requests", noted)
     run(tasks=("wikitext",), length=16)
     assert max(lengths) == 16
 
 
-@pytest.mark.parametrize("settings", [{}, {"method": "union", "budget": 8}], ids=["plain", "union"])
+@pytest.mark.parametrize("settings", [{}, {"methods": ("union",), "budgets": (8,)}], ids=["plain", "union"])
 def test_no_figure_moves_with_the_batch_size(run, settings):
     one, five = (run(f"out{size}", size, tasks=("lambada_openai", "wikitext"), **settings) for size in (1, 5))
     assert values(one) == pytest.approx(values(five), rel=1e-4)
 
 
 def test_a_method_meets_its_budget_and_is_drawn_anew(run):
-    outcome = run(method="sa", budget=8, seeds=3, tasks=("lambada_openai",))
-    assert [result.seed for result in outcome.results] == [0, 1, 2]
-    for result in outcome.results:
+    full, swa, *sa = run(methods=("swa", "sa"), budgets=(8,), seeds=3, tasks=("lambada_openai",)).results
+    assert [result.seed for result in (full, swa, *sa)] == [None, None, 0, 1, 2]
+    for result in sa:
         assert result.w_scored == pytest.approx(8, abs=1.5)
         assert result.pattern.startswith("stochastic(")
-    assert len({result.metrics["perplexity"].value for result in outcome.results}) == 3
-    (swa,) = run("swa", method="swa", budget=8, seeds=3, tasks=("lambada_openai",)).results
-    assert swa.w_scored == pytest.approx(8)
-    (full,) = run("full", method="full", tasks=("lambada_openai",)).results
+    assert len({result.metrics["perplexity"].value for result in sa}) == 3
+    assert (swa.w_scored, swa.budget) == (pytest.approx(8), 8)
     assert full.w_scored > 20
+    assert full.budget is None
+
+
+def test_a_text_within_the_budget_is_scored_once_for_all_methods(run, monkeypatch):
+    seen = []
+    real = harness.score_requests
+
+    def noted(model, requests, **options):
+        seen.extend((request.queries, model.config._attn_implementation) for request in requests)
+        return real(model, requests, **options)
+
+    monkeypatch.setattr(harness, "score_requests", noted)
+    results = run(methods=("swa",), budgets=(32, 60), tasks=("arc_easy",)).results
+    swapped = [queries for queries, implementation in seen if implementation != "sdpa"]
+    assert len(seen) - len(swapped) == 5  # each answer, on the untouched model
+    assert 0 < len(swapped) < 5
+    assert min(queries for queries, _ in seen) < min(swapped)
+    full, less, whole = (result.metrics for result in results)
+    assert full == whole
+    assert less.keys() == full.keys()
 
 
 def test_a_model_with_stochastic_layers_is_loaded_drawn_anew_and_not_swapped(run, trained):
@@ -222,7 +240,7 @@ def test_a_model_with_stochastic_layers_is_loaded_drawn_anew_and_not_swapped(run
     assert [(result.seed, result.pattern) for result in outcome.results] == [(0, None), (1, None)]
     assert len(set(values(outcome).values())) > 2
     assert isinstance(AutoModelForCausalLM.from_pretrained(trained), StochasticLlamaForCausalLM)
-    for output, settings in (("a", {"method": "full"}), ("b", {"method": "swa", "budget": 8})):
+    for output, settings in (("a", {"methods": ("full",)}), ("b", {"methods": ("swa",), "budgets": (8,)})):
         with pytest.raises(ValueError, match="cannot be swapped"):
             run(output, model=trained, **settings)
 
@@ -249,8 +267,27 @@ def test_it_resumes_task_by_task(run, monkeypatch):
     assert values(resumed) == values(run("anew"))
     monkeypatch.setattr(evaluation, "load_model", None)  # nothing is left to run
     assert values(run()) == values(resumed)
-    with pytest.raises(ValueError, match="limit was None, now 1"):
-        run(limit=1)
+    with pytest.raises(ValueError, match="length was None, now 16"):
+        run(length=16)
+
+
+def test_a_folder_takes_further_cells_but_no_other_rows(run, data, monkeypatch):
+    few = run(methods=("swa",), budgets=(8,), tasks=("lambada_openai",))
+    ran = []
+    real = evaluation._timed
+    monkeypatch.setattr(evaluation, "_timed", lambda task, cell, lm: ran.append(cell.key) or real(task, cell, lm))
+    more = run(methods=("swa", "sa"), budgets=(8, 16), seeds=2, tasks=("lambada_openai",))
+    assert ran == [
+        *(f"lambada_openai sa 8 {seed}" for seed in (0, 1)),
+        "lambada_openai swa 16 None",
+        *(f"lambada_openai sa 16 {seed}" for seed in (0, 1)),
+    ]
+    assert values(few).items() <= values(more).items()
+    assert {result.metrics["acc"].n for result in run(tasks=("lambada_openai",), limits=(2,)).results} == {2}
+    with (data / LOCAL["lambada_openai"].path).open("a") as file:
+        file.write(json.dumps({"context": "and", "continuation": "on"}) + "\n")
+    with pytest.raises(ValueError, match="holds a run with other rows of lambada_openai"):
+        run(methods=("swa",), budgets=(8,), tasks=("lambada_openai",))
 
 
 def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
@@ -268,14 +305,17 @@ def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tasks": ()}, "tasks must be distinct and at least one, got none"),
+        ({"tasks": ()}, "tasks must be at least one, got none"),
         ({"tasks": ("arc_easy", "arc_easy")}, "tasks must be distinct"),
-        ({"method": "nonsense"}, "method must be one of"),
-        ({"method": "preset:x.json"}, "method must be one of"),
-        ({"method": "swa"}, "budget must be given with a method other than full, got None with swa"),
-        ({"budget": 8}, "budget must be given with a method other than full, got 8 with None"),
-        ({"backend": "reference"}, "backend must be given with a method"),
-        ({"limit": 0}, "limit must be an integer >= 1, got 0"),
+        ({"methods": ("nonsense",)}, "methods must be one of"),
+        ({"methods": ("preset:x.json",)}, "methods must be one of"),
+        ({"methods": ("swa",)}, r"budgets must be given with methods other than full, got \[\] with swa"),
+        ({"budgets": (8,)}, r"budgets must be given with methods other than full, got \[8\] with no method"),
+        ({"methods": ("full",), "budgets": (8,)}, "budgets must be given with methods other than full"),
+        ({"methods": ("swa",), "budgets": (0,)}, "budgets must be an integer >= 1, got 0"),
+        ({"backend": "reference"}, "backend must be given with methods"),
+        ({"limits": (0, None)}, "limit must be an integer >= 1, got 0"),
+        ({"limits": (1,)}, "limits must be one a task, 2, got 1"),
         ({"seeds": 0}, "seeds must be"),
         ({"length": 0}, "length must be an integer >= 1, got 0"),
         ({"length": 513}, "length must fit the model's 512 positions, got 513"),
@@ -292,17 +332,34 @@ def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsy
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "0")
     output = tmp_path / "out"
     arguments = ["eval", str(model_folder), "--tasks", "lambada_openai,arc_easy", "--data", str(data), "--offline"]
-    arguments += ["--method", "sa", "--budget", "8", "--seeds", "2", "--output", str(output), "--limit", "2"]
+    arguments += ["--methods", "sa", "--budgets", "8", "--seeds", "2", "--output", str(output), "--limit", "2"]
     assert cli.main(arguments) == 0
     shown = capsys.readouterr().out
     assert shown.startswith((output / "table.md").read_text())
-    assert shown.count("| lambada_openai") == 2
+    assert shown.count("| lambada_openai |") == 4
     record = json.loads((output / "record.json").read_text())
     assert record["command"].startswith("sattn eval ")
-    assert len(record["results"]["tasks"]) == 4
-    assert record["config"]["limit"] == 2
+    assert len(record["results"]["cells"]) == 6
+    assert "rows" not in record["results"]["cells"][0]
+    (difference,) = record["results"]["differences"]
+    accuracies = {
+        (cell["task"], cell["method"], cell["seed"]): cell["metrics"].get("acc_norm", cell["metrics"]["acc"])["value"]
+        for cell in record["results"]["cells"]
+    }
+    lost = [
+        accuracies[task, "sa", seed] - accuracies[task, "full", None]
+        for task in ("lambada_openai", "arc_easy")
+        for seed in (0, 1)
+    ]
+    assert (difference["method"], difference["other"], difference["budget"]) == ("sa", "full", 8)
+    assert difference["value"] == pytest.approx(sum(lost) / 4)
+    assert f"{difference['value']:+.3f} ± {difference['stderr']:.3f}" in shown
+    assert record["config"]["limits"] == [2, 2]
     assert record["config"]["lm_eval"]
-    assert set(record["config"]["digests"]) == {"lambada_openai", "arc_easy"}
+    assert {name: bool(source["digest"]) for name, source in record["config"]["sources"].items()} == {
+        "lambada_openai": True,
+        "arc_easy": True,
+    }
 
 
 def test_an_unreadable_set_is_named(manager, monkeypatch):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from . import interrupted, require
-from .options import split_list, split_numbers
+from .options import split_limits, split_list, split_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,12 +49,16 @@ def run(args: argparse.Namespace) -> int:
     from ..records import Environment, Record, write_text
 
     tasks = split_list(args.tasks)
+    limits = split_limits(args.limit, tasks)
+    without = [task for task, limit in zip(tasks, limits, strict=True) if limit is None]
+    if without:
+        raise ValueError(f"limit must give a number for {', '.join(without)}, got {args.limit!r}")
     settings = Settings(
         model=args.model,
         methods=split_list(args.methods),
         budgets=split_numbers("budgets", args.budgets),
         tasks=tasks,
-        limits=split_limits(args.limit, tasks),
+        limits=tuple(limit for limit in limits if limit is not None),
         seeds=args.seeds,
         match=args.match,
         length=args.length,
@@ -88,19 +92,3 @@ def run(args: argparse.Namespace) -> int:
     print(table, end="")
     print(f"\nWritten: {args.output}/record.json, table.md, plot.png")
     return 0
-
-
-def split_limits(text: str, tasks: tuple[str, ...]) -> tuple[int, ...]:
-    """Items of each task from "N", "TASK=N", or both; ValueError for a task that is not compared or has no limit."""
-    limits: dict[str, int] = {}
-    for part in split_list(text):
-        task, _, number = part.rpartition("=")
-        if not number.isdigit() or (task and task not in tasks):
-            raise ValueError(
-                f"limit must be N or TASK=N of the tasks {', '.join(tasks)}, separated by commas, got {part!r}"
-            )
-        limits[task] = int(number)
-    without = [task for task in tasks if task not in limits and "" not in limits]
-    if without:
-        raise ValueError(f"limit must give a number for {', '.join(without)}, got {text!r}")
-    return tuple(limits.get(task, limits.get("", 0)) for task in tasks)

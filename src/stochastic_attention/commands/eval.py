@@ -1,6 +1,7 @@
-"""Evaluate a model zero-shot on tasks of lm-evaluation-harness: as it is, or under a method at a budget.
+"""Evaluate a model zero-shot on tasks of lm-evaluation-harness: as it is, or under methods at budgets.
 
-Finished tasks are kept in OUTPUT; the same command resumes. Remote code is never run.
+Finished cells (task, method, budget, seed) are kept in OUTPUT: the same command resumes, and one with further tasks,
+methods, budgets or seeds runs those alone. Remote code is never run.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ import os
 from pathlib import Path
 
 from . import interrupted, require
-from .options import split_list
+from .options import split_limits, split_list, split_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("model", help="hub name, folder (a trained model too), .gguf file, or smollm2-135m-instruct")
     parser.add_argument("--tasks", default="hellaswag,piqa,winogrande", help="of the harness, comma-separated")
-    parser.add_argument("--method", help="as in compare; by default the model runs its own attention")
-    parser.add_argument("--budget", type=int, help="mean keys a query, for every method but full")
+    parser.add_argument(
+        "--methods", default="", help="as in compare, comma-separated; by default the model runs its own attention"
+    )
+    parser.add_argument("--budgets", default="", help="mean keys a query, comma-separated")
     parser.add_argument("--match", default="w_scored", help="measured mean that meets the budget: w_scored or w_eff")
     parser.add_argument(
-        "--seeds", type=int, default=1, help="draws of random orders: of the method, or of the model's own layers"
+        "--seeds", type=int, default=1, help="draws of random orders: of the methods, or of the model's own layers"
     )
-    parser.add_argument("--limit", type=int, help="rows of each task, from the first; by default all")
+    parser.add_argument(
+        "--limit", default="", help="rows of a task, from the first: N for all tasks, TASK=N for one; by default all"
+    )
     parser.add_argument("--length", type=int, help="most tokens of a window; by default the model's own")
     parser.add_argument("--data", type=Path, help="folder with lambada_openai.jsonl, wikitext2_test.raw, arc_*")
     parser.add_argument("--offline", action="store_true", help="touch no network: rows and model are on this machine")
@@ -31,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=Path("results/eval"), help="folder for all that is written")
     parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
     parser.add_argument("--dtype", default="float32", help="of the model: float32, bfloat16 or float16")
-    parser.add_argument("--backend", help="of the op under a method; by default the fastest that can")
+    parser.add_argument("--backend", help="of the op under methods; by default the fastest that can")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,14 +48,15 @@ def run(args: argparse.Namespace) -> int:
     from ..evaluation.evaluate import Settings, evaluate
     from ..records import Environment, Record, write_text
 
+    tasks = split_list(args.tasks)
     settings = Settings(
         model=args.model,
-        tasks=split_list(args.tasks),
-        method=args.method,
-        budget=args.budget,
+        tasks=tasks,
+        methods=split_list(args.methods),
+        budgets=split_numbers("budgets", args.budgets),
         match=args.match,
         seeds=args.seeds,
-        limit=args.limit,
+        limits=split_limits(args.limit, tasks),
         length=args.length,
         data=args.data,
         offline=args.offline,
@@ -62,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         outcome = evaluate(settings, args.output, batch_size=args.batch_size)
     except KeyboardInterrupt:
         return interrupted(args)
-    table = render(outcome.results)
+    table = render(outcome.results, outcome.differences, match=settings.match)
     Record(
         command=args.command_line,
         config=outcome.config,

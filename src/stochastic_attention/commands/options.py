@@ -14,3 +14,16 @@ def split_numbers(name: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in split_list(text))
     except ValueError:
         raise ValueError(f"{name} must be integers separated by commas, got {text!r}") from None
+
+
+def split_limits(text: str, tasks: tuple[str, ...]) -> tuple[int | None, ...]:
+    """Rows of each task from "N", "TASK=N", or both; None for a task without. ValueError for one not in `tasks`."""
+    limits: dict[str, int] = {}
+    for part in split_list(text):
+        task, _, number = part.rpartition("=")
+        if not number.isdigit() or (task and task not in tasks):
+            raise ValueError(
+                f"limit must be N or TASK=N of the tasks {', '.join(tasks)}, separated by commas, got {part!r}"
+            )
+        limits[task] = int(number)
+    return tuple(limits.get(task, limits.get("")) for task in tasks)

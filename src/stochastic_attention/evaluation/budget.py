@@ -129,6 +129,12 @@ def _chance_to_meet(pattern: Pattern, position: Tensor, length: Tensor) -> Tenso
     return torch.where(ranks <= w, 1.0, near / pairs)
 
 
+def sees_everything(pattern: Pattern, n: int) -> bool:
+    """Whether the pattern is full attention on n tokens: every query is certain to see its whole past."""
+    position = torch.arange(n)
+    return bool((expected_keys(pattern, position, torch.full_like(position, n)) == position + 1).all())
+
+
 def _draw(pattern: Pattern, layer: int) -> int:
     """The layer whose permutation tells what the pattern does in `layer`: any, where there is no chance."""
     return layer if pattern.is_random else 0

@@ -1,38 +1,98 @@
-"""An evaluation as a Markdown table: a line a task and metric."""
+"""An evaluation as Markdown tables: a line a method and budget with a column a task, and every metric by itself."""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from ..tables import markdown
-from .evaluate import Result
+from .budget import Match
+from .evaluate import ACCURACIES, Result, headline
+from .paired import Difference
+
+# What every method is compared with on the same rows, where it took part.
+OTHERS = ("full", "swa+sinks")
 
 
-def render(results: Sequence[Result]) -> str:
-    """Means over draws, their spread, and the standard error over the rows of one draw."""
-    shows_keys = any(result.w_scored is not None for result in results)
-    header = ["task", "metric", "rows", "value", "± rows", "± draws"]
-    lines = [header + ["w_scored (w_eff)"] * shows_keys]
-    for task in dict.fromkeys(result.task for result in results):
-        mine = [result for result in results if result.task == task]
+def render(results: Sequence[Result], differences: Sequence[Difference], *, match: Match) -> str:
+    """Means over draws and their spread; under methods also what each does at each budget, side by side.
+
+    Args:
+        results, differences: of one evaluation.
+        match: the measured mean that the budget was fitted to.
+    """
+    metrics = _by_metric(results)
+    return metrics if results[0].method is None else _by_method(results, differences, match) + "\n" + metrics
+
+
+def _by_method(results: Sequence[Result], differences: Sequence[Difference], match: Match) -> str:
+    tasks = list(dict.fromkeys(result.task for result in results))
+    headlines = {result.task: headline(result) for result in results}
+    alike = set(headlines.values()) <= set(ACCURACIES)  # else a mean over tasks means nothing
+    others = [other for other in OTHERS if alike and any(difference.other == other for difference in differences)]
+    paired = {(d.method, d.budget, d.other): f"{d.value:+.3f} ± {d.stderr:.3f}" for d in differences}
+    header = ["method", "budget", *(f"{task}: {headlines[task]}" for task in tasks)]
+    rows = [[*header, *["mean"] * alike, *(f"- {other}" for other in others), "w_scored (w_eff)"]]
+    for method, budget in dict.fromkeys((result.method, result.budget) for result in results):
+        mine = [result for result in results if (result.method, result.budget) == (method, budget)]
+        by_draw = [[result for result in mine if result.seed == draw] for draw in dict.fromkeys(r.seed for r in mine)]
+        row = [str(method), "-" if budget is None else str(budget)]
+        row += [_cell([_score(result) for result in mine if result.task == task]) for task in tasks]
+        row += [_cell([statistics.fmean(map(_score, draw)) for draw in by_draw])] * alike
+        row += [paired.get((str(method), budget or 0, other), "") for other in others]
+        rows.append([*row, _keys(mine)])
+    notes = [
+        f"Each method is set for each task so that {match} is nearest to the budget. w_eff: measured mean keys a "
+        "query; w_scored: the same over the scored queries; both as means over the tasks. They fall short of the "
+        "budget where texts are shorter than it: there a method is full attention.",
+        f"±: standard deviation over {max(_draws(results))} draws of the random orders; of a difference, its standard "
+        "error over rows, the same rows for both.",
+    ]
+    return markdown(rows) + _notes(notes)
+
+
+def _score(result: Result) -> float:
+    return result.metrics[headline(result)].value
+
+
+def _cell(values: Sequence[float]) -> str:
+    spread = f" ± {_short(statistics.stdev(values))}" if len(values) > 1 else ""
+    return f"{_short(statistics.fmean(values))}{spread}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def _by_metric(results: Sequence[Result]) -> str:
+    shows_methods = any(result.method is not None for result in results)
+    header = ["task", *(["method", "budget"] * shows_methods), "metric", "rows", "value", "± rows", "± draws"]
+    lines = [header + ["w_scored (w_eff)"] * shows_methods]
+    for task, method, budget in dict.fromkeys((result.task, result.method, result.budget) for result in results):
+        mine = [result for result in results if (result.task, result.method, result.budget) == (task, method, budget)]
+        names = [str(method), "-" if budget is None else str(budget)] * shows_methods
         for metric, first in mine[0].metrics.items():
             values = [result.metrics[metric].value for result in mine]
             stderr = "" if first.stderr is None else _figure(first.stderr)
             spread = _figure(statistics.stdev(values)) if len(values) > 1 else ""
-            line = [task, metric, str(first.n), _figure(statistics.fmean(values)), stderr, spread]
-            lines.append(line + [_keys(mine)] * shows_keys)
+            line = [task, *names, metric, str(first.n), _figure(statistics.fmean(values)), stderr, spread]
+            lines.append(line + [_keys(mine)] * shows_methods)
     notes = [
         "± rows: standard error over the rows of the task, of the first draw.",
         f"± draws: standard deviation over {max(_draws(results))} draws of the random orders."
         if max(_draws(results)) > 1
         else "± draws: nothing was drawn more than once.",
     ]
-    return markdown(lines) + "\n" + "".join(f"- {note}\n" for note in notes)
+    return markdown(lines) + _notes(notes)
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return "\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _draws(results: Sequence[Result]) -> list[int]:
-    return [sum(other.task == result.task for other in results) for result in results]
+    return list(Counter((result.task, result.method, result.budget) for result in results).values())
 
 
 def _figure(value: float) -> str:

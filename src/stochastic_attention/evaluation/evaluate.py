@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
+from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.evaluator import evaluate as run_harness
 
 from .. import __version__
@@ -30,10 +31,10 @@ from .budget import Match, Queries
 from .compare import DTYPES
 from .draws import has_chance
 from .eval_tasks import Source, check_names, find_sources, load_task, task_manager
-from .harness import SwappedLM
+from .harness import CountingLM, MethodLM, SwappedLM
 from .journal import Journal
-from .methods import METHODS
-from .prefill import attending
+from .methods import METHODS, REFERENCE
+from .paired import Difference, ScoredRows, paired_differences
 from .requests import Profile
 from .tasks.base import ratio_perplexity
 
@@ -52,10 +53,12 @@ class Settings:
     Attributes:
         model: see `load_model`.
         tasks: single tasks of the harness.
-        method, budget, match: a method of `METHODS`, set for each task to the budget; None: the model as it is.
-        seeds: draws of what is random: routing seeds of the method, or routing steps, 0 and up, of a model that has
+        methods, budgets: methods of `METHODS`, each set for each task to each budget; full attention always runs, as
+            the reference. No methods: the model as it is.
+        match: which measured mean meets the budget.
+        seeds: draws of what is random: routing seeds of the methods, or routing steps, 0 and up, of a model that has
             stochastic layers itself.
-        limit: rows of each task, from the first, None for all.
+        limits: rows of each task, from the first, None for all.
         length: most tokens of a window; longer texts are cut, at the left or into rolling windows. None: the model's
             own.
         data: a folder with the rows of tasks.
@@ -64,11 +67,11 @@ class Settings:
 
     model: str
     tasks: tuple[str, ...]
-    method: str | None = None
-    budget: int | None = None
+    methods: tuple[str, ...] = ()
+    budgets: tuple[int, ...] = ()
     match: Match = "w_scored"
     seeds: int = 1
-    limit: int | None = None
+    limits: tuple[int | None, ...] | None = None
     length: int | None = None
     data: Path | None = None
     offline: bool = False
@@ -78,21 +81,30 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check every setting before any work starts."""
-        if not self.tasks or len(set(self.tasks)) < len(self.tasks):
-            raise ValueError(f"tasks must be distinct and at least one, got {', '.join(self.tasks) or 'none'}")
-        if self.method is not None:
-            check_choice("method", self.method, METHODS)
-        if (self.method in (None, "full")) != (self.budget is None):
+        for name in ("tasks", "methods", "budgets"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must be distinct, got {', '.join(map(str, values))}")
+        if not self.tasks:
+            raise ValueError("tasks must be at least one, got none")
+        for method in self.methods:
+            check_choice("methods", method, METHODS)
+        if bool(set(self.methods) - {REFERENCE}) != bool(self.budgets):
             raise ValueError(
-                f"budget must be given with a method other than full, got {self.budget} with {self.method}"
+                f"budgets must be given with methods other than {REFERENCE}, got {list(self.budgets)} "
+                f"with {', '.join(self.methods) or 'no method'}"
             )
         if self.backend is not None:
             check_choice("backend", self.backend, backend_names())
-            if self.method is None:
-                raise ValueError("backend must be given with a method, which it runs, got none")
-        for name in ("budget", "limit", "length"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), minimum=1)
+            if not self.methods:
+                raise ValueError("backend must be given with methods, which it runs, got none")
+        if self.limits is not None and len(self.limits) != len(self.tasks):
+            raise ValueError(f"limits must be one a task, {len(self.tasks)}, got {len(self.limits)}")
+        for name, value in [("length", self.length), *(("limit", limit) for limit in self.limits or ())]:
+            if value is not None:
+                check_count(name, value, minimum=1)
+        for budget in self.budgets:
+            check_count("budgets", budget, minimum=1)
         check_count("seeds", self.seeds, minimum=1)
         check_choice("match", self.match, get_args(Match))
         check_choice("dtype", self.dtype, DTYPES)
@@ -103,28 +115,50 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """One task under one draw.
+    """One task under one method at one budget and draw.
 
     Attributes:
+        method, budget: None for the model as it is; no budget for full attention.
         seed: the draw, None where nothing is random.
         pattern: what every layer ran in place of its own attention, in words; None: the model as it is.
         w_eff, w_scored: measured mean keys over all queries, and over the scored ones; None for the model as it is.
         metrics: the harness's, by its names.
+        seconds: spent scoring.
+        rows: of each metric that is a mean over the rows, its value in every row, in their order.
     """
 
     task: str
+    method: str | None
+    budget: int | None
     seed: int | None
     pattern: str | None
     w_eff: float | None
     w_scored: float | None
     metrics: dict[str, Estimate]
     seconds: float
+    rows: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Result:
         """Read what `dataclasses.asdict` made."""
         metrics = {name: Estimate(**estimate) for name, estimate in facts["metrics"].items()}
         return cls(**{**facts, "metrics": metrics})
+
+
+# The first of them that a task has stands for it; length-normalised accuracy is the usual one for HellaSwag and ARC.
+ACCURACIES = ("acc_norm", "acc", "exact_match")
+
+
+def headline(result: Result) -> str:
+    """The metric that stands for the task."""
+    return next(
+        (name for name in (*ACCURACIES, "word_perplexity") if name in result.metrics), next(iter(result.metrics))
+    )
+
+
+def _scored_rows(result: Result) -> ScoredRows:
+    rows = result.rows.get(headline(result), [])
+    return ScoredRows(result.task, str(result.method), result.budget, rows)
 
 
 @dataclass(frozen=True)
@@ -135,88 +169,156 @@ class Outcome:
     results: list[Result]
 
     def plain_results(self) -> dict[str, Any]:
-        """As plain data, for a record."""
-        return {"tasks": [asdict(result) for result in self.results]}
+        """As plain data, for a record: what is told of rows is their differences."""
+        cells = [asdict(result) for result in self.results]
+        for cell in cells:
+            del cell["rows"]
+        return {"cells": cells, "differences": [asdict(difference) for difference in self.differences]}
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Between methods, on the same rows."""
+        return paired_differences([_scored_rows(result) for result in self.results if result.method is not None])
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A piece of work: a task, whole or its first `limit` rows, under a method; the model as it is under all draws."""
+
+    task: str
+    limit: int | None
+    method: str | None = None
+    budget: int | None = None
+    seed: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in the journal."""
+        rows = "" if self.limit is None else f":{self.limit}"
+        return f"{self.task}{rows} {self.method} {self.budget} {self.seed}"
+
+
+def plan(settings: Settings) -> Iterator[_Cell]:
+    """The cells, task by task and full attention first."""
+    for task, limit in zip(settings.tasks, settings.limits or [None] * len(settings.tasks), strict=True):
+        if not settings.methods:
+            yield _Cell(task, limit)
+            continue
+        yield _Cell(task, limit, REFERENCE)
+        for budget in settings.budgets:
+            for method in settings.methods:
+                if method != REFERENCE:
+                    for seed in range(settings.seeds) if METHODS[method].is_random else (None,):
+                        yield _Cell(task, limit, method, budget, seed)
 
 
 def evaluate(settings: Settings, output: Path, *, batch_size: int = 8) -> Outcome:
     """Run what `output` does not hold yet, and return all of it.
 
     Args:
-        settings: what to evaluate.
-        output: folder of the journal, tasks.jsonl.
+        settings: what to evaluate. A folder may be given further tasks, methods, budgets and seeds; what else the
+            figures depend on must be as it was.
+        output: folder of the journal, cells.jsonl.
         batch_size: rows of a batch. No score depends on it, so a resumed run may change it.
     """
     check_count("batch_size", batch_size, minimum=1)
     sources = find_sources(settings.tasks, settings.data, settings.offline)
     manager = task_manager(settings.tasks)
     check_names(settings.tasks, manager)
-    config = _config(settings, sources)
-    journal = Journal(output / "tasks.jsonl", config)
+    journal = Journal(output / "cells.jsonl", _lasting(settings))
+    origins = {name: _origin(source) for name, source in sources.items()}
+    for name, origin in origins.items():
+        journal.agree(f"rows of {name}", origin)
 
+    cells = list(plan(settings))
+    waiting = [cell for cell in cells if cell.key not in journal.done]
     # Every task is loaded, and its rows are there, before the first one runs.
     with _quiet():
-        waiting = {name: load_task(name, sources[name], manager) for name in settings.tasks if name not in journal.done}
+        tasks = {name: load_task(name, sources[name], manager) for name in dict.fromkeys(cell.task for cell in waiting)}
     if waiting:
         language = load_model(settings.model, device=settings.device, dtype=DTYPES[settings.dtype])
-        for name, task in waiting.items():
-            journal.add(name, [asdict(result) for result in _run(task, settings, language, batch_size)])
-    return Outcome(config, [Result.from_json(facts) for name in settings.tasks for facts in journal.done[name]])
+        for name, task in tasks.items():
+            mine = [cell for cell in waiting if cell.task == name]
+            for cell, results in _run(task, mine, settings, language, batch_size):
+                journal.add(cell.key, [asdict(result) for result in results])
+    results = [Result.from_json(facts) for cell in cells for facts in journal.done[cell.key]]
+    return Outcome({**_plain(settings), **_lasting(settings), "sources": origins}, results)
 
 
-def _run(task: Task, settings: Settings, language: LanguageModel, batch_size: int) -> Iterator[Result]:
-    """The task under every draw."""
+def _run(
+    task: Task, cells: Sequence[_Cell], settings: Settings, language: LanguageModel, batch_size: int
+) -> Iterator[tuple[_Cell, list[Result]]]:
+    """The cells of one task."""
     if settings.length is not None and language.longest is not None and settings.length > language.longest:
         raise ValueError(f"length must fit the model's {language.longest} positions, got {settings.length}")
-    lm = _silently(SwappedLM, language, settings, batch_size)
-    if settings.method is None:
-        for step in range(settings.seeds) if has_chance(language) else (None,):
-            if step is not None:
-                set_step(language.model, step)
-            yield _timed(task, settings, lm, seed=step)
+    if not settings.methods:
+        lm = _silently(SwappedLM, language, settings, batch_size)
+        for cell in cells:
+            yield cell, list(_as_it_is(task, cell, lm, language, settings.seeds))
         return
     check_swappable(language.model.config)
-    method = METHODS[settings.method]
-    queries = Queries(_profile(task, settings, language))
-    fitted = Pattern.full() if settings.budget is None else method.fit(queries, settings.budget, settings.match)
-    for seed in range(settings.seeds) if method.is_random else (None,):
-        pattern = fitted if seed is None else fitted.seeded(seed)
-        with attending(language.model, pattern, settings.backend):
-            result = _timed(task, settings, lm, seed=seed)
-        budget = queries.measured(pattern, language.layers)
-        yield replace(result, pattern=str(pattern), w_eff=budget.w_eff, w_scored=budget.w_scored)
+    lm = _silently(MethodLM, language, settings, batch_size, attention_backend=settings.backend)
+    queries = Queries(_profile(task, cells[0].limit, settings, language))
+    for cell in cells:
+        method = METHODS[str(cell.method)]
+        fitted = Pattern.full() if cell.budget is None else method.fit(queries, cell.budget, settings.match)
+        lm.pattern = fitted if cell.seed is None else fitted.seeded(cell.seed)
+        result = _timed(task, cell, lm)
+        budget = queries.measured(lm.pattern, language.layers)
+        yield cell, [replace(result, pattern=str(lm.pattern), w_eff=budget.w_eff, w_scored=budget.w_scored)]
 
 
-def _timed(task: Task, settings: Settings, lm: SwappedLM, seed: int | None) -> Result:
+def _as_it_is(task: Task, cell: _Cell, lm: SwappedLM, language: LanguageModel, seeds: int) -> Iterator[Result]:
+    """Under every draw of the model's own."""
+    for step in range(seeds) if has_chance(language) else (None,):
+        if step is not None:
+            set_step(language.model, step)
+        yield _timed(task, replace(cell, seed=step), lm)
+
+
+def _timed(task: Task, cell: _Cell, lm: SwappedLM) -> Result:
     start = time.perf_counter()
     # Else the harness forks a process a core to resample a metric.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
-    name = str(task.task_name)
     with _quiet():
         found: Any = run_harness(  # type: ignore[call-arg]
             lm=lm,  # type: ignore[arg-type]
-            task_dict={"tasks": {name: task}, "groups": {}},  # type: ignore[arg-type]
-            limit=settings.limit,
+            task_dict={"tasks": {cell.task: task}, "groups": {}},  # type: ignore[arg-type]
+            limit=cell.limit,
             bootstrap_iters=_BOOTSTRAP,
         )
-    return Result(name, seed, None, None, None, _metrics(task, found), time.perf_counter() - start)
+    metrics, rows = _metrics(task, found)
+    return Result(
+        task=cell.task,
+        method=cell.method,
+        budget=cell.budget,
+        seed=cell.seed,
+        pattern=None,
+        w_eff=None,
+        w_scored=None,
+        metrics=metrics,
+        seconds=time.perf_counter() - start,
+        rows=rows,
+    )
 
 
-def _metrics(task: Task, found: Mapping[str, Any]) -> dict[str, Estimate]:
+def _metrics(task: Task, found: Mapping[str, Any]) -> tuple[dict[str, Estimate], dict[str, list[float]]]:
     name = str(task.task_name)
     facts, samples = found["results"][name], found["samples"][name]
-    estimates = {}
+    estimates, values = {}, {}
     for key, value in facts.items():
         metric, _, filtered = key.partition(",")
         if not filtered or metric.endswith("_stderr"):
             continue
+        label = metric if filtered == "none" else key
+        rows = [s[metric] for s in sorted(samples, key=itemgetter("doc_id")) if s["filter"] == filtered]
         stderr = facts.get(f"{metric}_stderr,{filtered}")
         if not isinstance(stderr, float):
-            rows = [sample[metric] for sample in samples if sample["filter"] == filtered]
             stderr = _ratio_stderr(task.aggregation()[metric], rows)  # type: ignore[index]
-        label = metric if filtered == "none" else key
+        if task.aggregation()[metric] is mean:  # type: ignore[index]
+            values[label] = [float(row) for row in rows]
         estimates[label] = Estimate(float(value), stderr, found["n-samples"][name]["effective"])
-    return estimates
+    return estimates, values
 
 
 def _ratio_stderr(aggregation: Callable[..., float], rows: Sequence[Any]) -> float | None:
@@ -228,27 +330,10 @@ def _ratio_stderr(aggregation: Callable[..., float], rows: Sequence[Any]) -> flo
     return estimate.stderr if aggregation is weighted_perplexity else estimate.stderr / estimate.value / math.log(2)
 
 
-class _Lengths(SwappedLM):
-    """A model that runs nothing, and counts how many tokens it would have run and scored."""
-
-    lengths: Profile
-
-    def _loglikelihood_tokens(
-        self,
-        requests: list[tuple[Any, list[int], list[int]]],
-        *_: object,
-        **__: object,
-    ) -> list[tuple[float, bool]]:
-        for _, context, continuation in requests:
-            queries = min(len(context) + len(continuation) - 1, self.max_length)  # type: ignore[attr-defined]
-            self.lengths[queries, min(len(continuation), queries)] += 1
-        return [(0.0, False)] * len(requests)
-
-
-def _profile(task: Task, settings: Settings, language: LanguageModel) -> Profile:
-    lm = _silently(_Lengths, language, settings, 1)
+def _profile(task: Task, limit: int | None, settings: Settings, language: LanguageModel) -> Profile:
+    lm = _silently(CountingLM, language, settings, 1)
     lm.lengths = Profile()
-    task.build_all_requests(limit=settings.limit, rank=0, world_size=1)
+    task.build_all_requests(limit=limit, rank=0, world_size=1)
     for instance in task.instances:
         if instance.request_type not in ("loglikelihood", "loglikelihood_rolling"):
             raise ValueError(
@@ -258,10 +343,17 @@ def _profile(task: Task, settings: Settings, language: LanguageModel) -> Profile
     return lm.lengths
 
 
-def _silently(kind: type[Model], language: LanguageModel, settings: Settings, batch_size: int) -> Model:
+def _silently(
+    kind: type[Model], language: LanguageModel, settings: Settings, batch_size: int, **options: str | None
+) -> Model:
     with _quiet():
-        options: Any = {"batch_size": batch_size, "max_length": settings.length}
-        return kind(pretrained=language.model, tokenizer=language.tokenizer, **options)  # type: ignore[call-arg]
+        return kind(
+            pretrained=language.model,  # type: ignore[call-arg]
+            tokenizer=language.tokenizer,  # type: ignore[call-arg]
+            batch_size=batch_size,  # type: ignore[call-arg]
+            max_length=settings.length,  # type: ignore[call-arg]
+            **options,
+        )
 
 
 @contextmanager
@@ -277,19 +369,25 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _config(settings: Settings, sources: Mapping[str, Source]) -> dict[str, Any]:
-    """All that the figures depend on."""
-    facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
-    del facts["offline"]
+def _plain(settings: Settings) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(settings).items()}
+
+
+# Settings that say which cells there are, or no more than where rows are looked for.
+_AXES = ("tasks", "methods", "budgets", "seeds", "limits", "data", "offline")
+
+
+def _lasting(settings: Settings) -> dict[str, Any]:
+    """What every cell's figures depend on."""
     return {
-        **facts,
-        "sources": {name: source.words for name, source in sources.items()},
-        "digests": {
-            name: digest([source.path])[:16]
-            for name, source in sources.items()
-            if source.path and source.path.is_file()
-        },
+        **{name: value for name, value in _plain(settings).items() if name not in _AXES},
         "weights": weights_digest(settings.model),
         "version": __version__,
         "lm_eval": version("lm_eval"),
     }
+
+
+def _origin(source: Source) -> dict[str, str | None]:
+    """Where a task's rows come from, and a digest of the file, if it is one."""
+    is_file = source.path is not None and source.path.is_file()
+    return {"words": source.words, "digest": digest([source.path])[:16] if is_file and source.path else None}

@@ -8,7 +8,7 @@ lm_eval.simple_evaluate(SwappedLM(pretrained=model, tokenizer=tokenizer, batch_s
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_eval import utils
@@ -16,18 +16,29 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 
+from ..ops.pattern import Pattern
+from .budget import sees_everything
+from .prefill import attending
+from .requests import Profile, Request, Score, profile
+from .scoring import score_requests
+
 
 class SwappedLM(HFLM):
-    """The harness's `HFLM`, with batches of loglikelihood requests that need no padding. Arguments: those of `HFLM`.
+    """The harness's `HFLM`, whose scores move with neither batch size nor order. Arguments: those of `HFLM`.
 
-    `HFLM` pads such batches at the right and tells the model nothing of it. That is harmless where a token's keys do
-    not depend on what comes later, but scope "sequence" draws its permutation over the whole row: padding would take
-    part, and the scores would move with the batch size. Here rows of one length run together. Generation needs no such
-    care: there `HFLM` passes its attention mask.
+    `HFLM` pads batches of loglikelihood requests at the right and tells the model nothing of it. That is harmless where
+    a token's keys do not depend on what comes later, but scope "sequence" draws its permutation over the whole row:
+    padding would take part. Here the attention mask goes along (`scoring.score_requests`), and the head runs on what is
+    scored alone. Generation needs no such care: there `HFLM` passes its mask.
 
     Rolling texts begin with one beginning-of-sequence token, where a tokenizer that adds its own would give `HFLM` two,
     the second of which it scores.
     """
+
+    def score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None = None) -> list[Score]:
+        """The score of each request; the seam for what runs differently."""
+        rows = int(self.batch_size)  # type: ignore[attr-defined]
+        return score_requests(self.model, requests, batch_rows=rows, on_batch=on_batch)  # type: ignore[arg-type]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log likelihood of each text, in windows of the model's length, as in `HFLM`."""
@@ -53,16 +64,50 @@ class SwappedLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        by_length = defaultdict(list)
-        for index, (_, context, continuation) in enumerate(requests):
-            kept = min(len(context) + len(continuation), self.max_length + 1)  # type: ignore[attr-defined]
-            by_length[kept].append(index)
-        answers: dict[int, tuple[float, bool]] = {}
-        with tqdm(total=len(requests), disable=disable_tqdm, desc="loglikelihood requests") as progress:
-            for length in sorted(by_length, reverse=True):  # the longest first, so that too large a batch fails at once
-                indices = by_length[length]
-                alike = [requests[index] for index in indices]
-                found = super()._loglikelihood_tokens(alike, disable_tqdm=True, override_bs=override_bs)  # type: ignore[misc]
-                answers |= zip(indices, found, strict=True)
-                progress.update(len(indices))
-        return [answers[index] for index in range(len(requests))]
+        assert override_bs is None  # `HFLM` asks for another batch size in its own rolling alone
+        asked = [self._request(context, continuation) for _, context, continuation in requests]
+        total = sum(request.queries for request in asked)
+        with tqdm(total=total, disable=disable_tqdm, desc="loglikelihood", unit="tok", unit_scale=True) as progress:
+            return [(score.loglikelihood, score.is_greedy) for score in self.score(asked, progress.update)]
+
+    def _request(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
+        """Cut at the left to the model's length."""
+        most = self.max_length + 1  # type: ignore[attr-defined]  # the last token is not run
+        return Request((*context, *continuation)[-most:], len(continuation))
+
+
+class MethodLM(SwappedLM):
+    """A plain model whose scores are those under `pattern`, which may be set anew; the model itself stays as it is.
+
+    A request so short that the pattern is full attention on it runs once, on the untouched model, for all patterns.
+    """
+
+    def __init__(self, attention_backend: str | None = None, **options: Any) -> None:  # noqa: ANN401  # of `HFLM`
+        """Wrap a model; `attention_backend` runs the pattern, by default the fastest that can."""
+        super().__init__(**options)
+        self.pattern = Pattern.full()
+        self._attention_backend = attention_backend
+        self._full: dict[Request, Score] = {}
+
+    def score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None = None) -> list[Score]:
+        """The score of each request under `pattern`."""
+        lengths = {request.queries for request in requests}
+        whole = {n for n in lengths if sees_everything(self.pattern, n)}
+        new = [request for request in dict.fromkeys(requests) if request.queries in whole and request not in self._full]
+        self._full |= zip(new, super().score(new, on_batch), strict=True)
+        swapped = [request for request in dict.fromkeys(requests) if request.queries not in whole]
+        with attending(self.model, self.pattern, self._attention_backend):  # type: ignore[arg-type]
+            scores = dict(zip(swapped, super().score(swapped, on_batch), strict=True))
+        return [self._full[request] if request.queries in whole else scores[request] for request in requests]
+
+
+class CountingLM(SwappedLM):
+    """A model that runs nothing, and counts how many tokens it would have run and scored."""
+
+    lengths: Profile
+
+    def score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None = None) -> list[Score]:
+        """No score, but a count in `lengths`."""
+        del on_batch
+        self.lengths += profile(requests)
+        return [Score((0.0,), (False,))] * len(requests)

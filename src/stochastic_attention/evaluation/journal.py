@@ -43,6 +43,16 @@ class Journal:
             os.fsync(file.fileno())
         self.done[key] = json.loads(line)["value"]
 
+    def agree(self, key: str, fact: object) -> None:
+        """Keep a fact on which finished pieces rest. ValueError where another one is kept."""
+        if key not in self.done:
+            self.add(key, fact)
+        elif self.done[key] != fact:
+            raise ValueError(
+                f"output {self._path.parent} holds a run with other {key}: {self.done[key]!r}, now {fact!r}; "
+                "choose another output"
+            )
+
 
 def _whole_lines(path: Path) -> list[str]:
     if not path.exists():

@@ -18,19 +18,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def batches(requests: Sequence[Request], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of requests that run together: as many as fit in `batch_tokens` when padded, one at least.
+def batches(requests: Sequence[Request], batch_tokens: int, batch_rows: int | None = None) -> Iterator[list[int]]:
+    """Indices of requests that run together: as many as fit in `batch_tokens` when padded, or `batch_rows`.
 
     The longest come first so that a batch too large for memory fails at once. A row shorter than three quarters of its
     batch's longest waits for the next one: padding costs as much as text.
     """
     order = sorted(range(len(requests)), key=lambda index: -requests[index].queries)
-    while order:
-        longest = requests[order[0]].queries
-        alike = sum(4 * requests[index].queries >= 3 * longest for index in order)
-        rows = max(1, min(batch_tokens // longest, alike))
-        yield order[:rows]
-        order = order[rows:]
+    start = 0
+    while start < len(order):
+        longest = requests[order[start]].queries
+        most = batch_rows or max(1, batch_tokens // longest)
+        batch = [index for index in order[start : start + most] if 4 * requests[index].queries >= 3 * longest]
+        yield batch
+        start += len(batch)
 
 
 @torch.inference_mode()
@@ -39,24 +40,34 @@ def score_requests(
     requests: Sequence[Request],
     *,
     batch_tokens: int = 4096,
+    batch_rows: int | None = None,
     on_batch: Callable[[int], object] | None = None,
 ) -> list[Score]:
     """The score of each request, in the order given.
+
+    Requests that differ in their last token alone, such as answers of one token, are one row.
 
     Args:
         model: a Hugging Face causal language model in evaluation mode.
         requests: what to score.
         batch_tokens: most tokens of a padded batch; a longer request runs alone.
-        on_batch: called after each batch with the number of real tokens in it.
+        batch_rows: rows of a batch, whatever their tokens, in place of `batch_tokens`.
+        on_batch: called after each batch with the number of tokens of the requests in it.
     """
+    sharing: dict[tuple[int, ...], list[int]] = {}
+    for index, request in enumerate(requests):
+        sharing.setdefault(request.tokens[:-1], []).append(index)
+    groups = list(sharing.values())
+    rows = [max((requests[index] for index in group), key=lambda request: request.scored) for group in groups]
     scores: dict[int, Score] = {}
-    for indices in batches(requests, batch_tokens):
-        rows = [requests[index] for index in indices]
-        kept = _scored_logits(model, rows)
-        for index, request, logits in zip(indices, rows, kept, strict=True):
-            scores[index] = _score(logits, request)
+    for batch in batches(rows, batch_tokens, batch_rows):
+        done = 0
+        for place, logits in zip(batch, _scored_logits(model, [rows[place] for place in batch]), strict=True):
+            for index in groups[place]:
+                scores[index] = _score(logits[-requests[index].scored :], requests[index])
+                done += requests[index].queries
         if on_batch is not None:
-            on_batch(sum(request.queries for request in rows))
+            on_batch(done)
     return [scores[index] for index in range(len(requests))]
 
 
