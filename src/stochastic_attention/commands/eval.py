@@ -17,7 +17,12 @@ from .options import split_limits, split_list, split_numbers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("model", help="hub name, folder (a trained model too), .gguf file, or smollm2-135m-instruct")
-    parser.add_argument("--tasks", default="hellaswag,piqa,winogrande", help="of the harness, comma-separated")
+    parser.add_argument(
+        "--tasks", default="hellaswag,piqa,winogrande", help="of the harness, comma-separated; mmlu: its 57 subjects"
+    )
+    parser.add_argument("--shots", type=int, default=0, help="examples before each question")
+    parser.add_argument("--chat-template", action="store_true", help="put questions by the model's chat template")
+    parser.add_argument("--log-samples", action="store_true", help="keep what is found in each row, in OUTPUT/samples")
     parser.add_argument(
         "--methods", default="", help="as in compare, comma-separated; by default the model runs its own attention"
     )
@@ -27,10 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=1, help="draws of random orders: of the methods, or of the model's own layers"
     )
     parser.add_argument(
-        "--limit", default="", help="rows of a task, from the first: N for all tasks, TASK=N for one; by default all"
+        "--limit", default="", help="rows of a task, from the first: N for each, TASK=N for one; by default all"
     )
     parser.add_argument("--length", type=int, help="most tokens of a window; by default the model's own")
-    parser.add_argument("--data", type=Path, help="folder with lambada_openai.jsonl, wikitext2_test.raw, arc_*")
+    parser.add_argument("--data", type=Path, help="folder with the rows of tasks, in files")
+    parser.add_argument("--allow-code", action="store_true", help="run programs that the model writes, for humaneval")
     parser.add_argument("--offline", action="store_true", help="touch no network: rows and model are on this machine")
     parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch; no score depends on it")
     parser.add_argument("--output", type=Path, default=Path("results/eval"), help="folder for all that is written")
@@ -43,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, then write record.json and table.md, and print the table."""
     if args.offline:  # read where these libraries are imported
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    if args.allow_code:  # read by metrics of the harness's own
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     require("lm_eval", "transformers", "datasets", "tqdm")
     from ..evaluation.eval_table import render
     from ..evaluation.evaluate import Settings, evaluate
@@ -63,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         dtype=args.dtype,
         backend=args.backend,
+        shots=args.shots,
+        chat_template=args.chat_template,
+        log_samples=args.log_samples,
+        allow_code=args.allow_code,
     )
     try:
         outcome = evaluate(settings, args.output, batch_size=args.batch_size)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 Row = dict[str, Any]
-# Draws the examples before a question: the harness's own default.
-EXAMPLES_SEED = 1234
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,6 @@ def load_task(name: str, source: Source, manager: TaskManager, *, shots: int = 0
         if reason is not None:
             raise ValueError(f"shots must be 0 for {name}, which {reason}, got {shots}")
     task.set_config(key="num_fewshot", value=shots)
-    task.set_fewshot_seed(seed=EXAMPLES_SEED)
     return task
 
 

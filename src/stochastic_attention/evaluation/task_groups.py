@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..records import Estimate
+
+if TYPE_CHECKING:
+    from .evaluate import Result
 
 MMLU_SUBJECTS = (
     "abstract_algebra",
@@ -75,6 +80,14 @@ def expand(names: Sequence[str]) -> Iterator[str]:
         yield from GROUPS.get(name, (name,))
 
 
+def share_limit(name: str, limit: int | None, size: Callable[[str], int]) -> Mapping[str, int | None]:
+    """Rows to take of each task that `name` stands for, itself for most; None for all. `size`: the rows a task has."""
+    members = list(expand([name]))
+    if name not in GROUPS or limit is None:
+        return dict.fromkeys(members, limit)
+    return split_limit(limit, {member: size(member) for member in members})
+
+
 def split_limit(limit: int, sizes: Mapping[str, int]) -> dict[str, int]:
     """Rows to take of each member of a group so that they are `limit` in all, or every row where there are fewer.
 
@@ -99,3 +112,38 @@ def pooled(parts: Sequence[Estimate]) -> Estimate:
         within = part.n * (part.n - 1) * (part.stderr or 0.0) ** 2
         squares += within + part.n * (part.value - mean) ** 2
     return Estimate(mean, math.sqrt(squares / (rows - 1) / rows) if rows > 1 else None, rows)
+
+
+def pool_results(results: Sequence[Result], names: Sequence[str]) -> list[Result]:
+    """The results of each name, those of a group's members made one for each method, budget and draw."""
+    shown = []
+    for name in names:
+        members = set(expand([name]))
+        mine = [result for result in results if result.task in members]
+        cells = [(result.method, result.budget, result.seed) for result in mine]
+        for cell in dict.fromkeys(cells):
+            parts = [result for result, other in zip(mine, cells, strict=True) if other == cell]
+            shown.append(_pool(name, parts) if name in GROUPS else parts[0])
+    return shown
+
+
+def _pool(name: str, parts: Sequence[Result]) -> Result:
+    """One result of a group, from those of its members: means over rows."""
+    rows = {metric: [row for part in parts for row in part.rows[metric]] for metric in parts[0].rows}
+    sizes = [next(iter(part.metrics.values())).n for part in parts]
+    patterns = list(dict.fromkeys(part.pattern for part in parts))
+    return replace(
+        parts[0],
+        task=name,
+        pattern=patterns[0] if len(patterns) == 1 else f"{len(patterns)} patterns",
+        w_eff=_weighted([part.w_eff for part in parts], sizes),
+        w_scored=_weighted([part.w_scored for part in parts], sizes),
+        metrics={metric: pooled([part.metrics[metric] for part in parts]) for metric in rows},
+        seconds=sum(part.seconds for part in parts),
+        rows=rows,
+    )
+
+
+def _weighted(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    known = [value * weight for value, weight in zip(values, weights, strict=True) if value is not None]
+    return sum(known) / sum(weights) if known else None
