@@ -66,7 +66,8 @@ EVAL_OPTIONS = {
     "--offline": False,
     "--batch-size": 8,
     "--output": "results/eval",
-    "--device": "cpu",
+    "--device": None,
+    "--device-map": None,
     "--dtype": "float32",
     "--backend": None,
 }

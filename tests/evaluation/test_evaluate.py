@@ -1,7 +1,11 @@
 """Evaluation by the harness on this machine alone: a tiny model, and the rows of tasks in files."""
 
+import gzip
 import json
 import math
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -77,6 +81,16 @@ def trained(tokenizer, tmp_path_factory):
     tokenizer.save_pretrained(folder)
     facts = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "<end>"}))
+    return folder
+
+
+@pytest.fixture
+def model_with_end(model_folder, tmp_path):
+    """The model, and a tokenizer one of whose letters ends a text."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    facts = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "þ"}))
     return folder
 
 
@@ -282,9 +296,7 @@ def test_questions_are_put_by_the_chat_template(run, model_folder, tmp_path, mon
     with pytest.raises(ValueError, match=r"chat_template must be False for .*, whose tokenizer has none, got True"):
         run("none", chat_template=True)
     chat = tmp_path / "chat"
-    chat.mkdir()
-    for file in model_folder.iterdir():
-        (chat / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(model_folder, chat)
     said = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
     (chat / "chat_template.jinja").write_text(said)
     asked = []
@@ -300,6 +312,31 @@ def test_questions_are_put_by_the_chat_template(run, model_folder, tmp_path, mon
     assert chatty.results[1].w_scored == pytest.approx(16)
     with pytest.raises(ValueError, match="chat_template was True, now False"):
         run("chat", model=chat, tasks=("arc_easy",))
+
+
+def test_programs_are_written_under_a_method_and_run(run, data, model_with_end, monkeypatch):
+    rows = [
+        {"prompt": f"x = {n}  #", "entry_point": "abs", "test": f"def check(_):\n    assert x == {n % 2}\n"}
+        for n in range(4)
+    ]
+    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    settings = {
+        "model": model_with_end,
+        "tasks": ("humaneval",),
+        "allow_code": True,
+        "methods": ("swa",),
+        "budgets": (4,),
+    }
+    with pytest.raises(ValueError, match=r"length must leave room for a prompt beside the 1024 tokens .*, got 512"):
+        run("long", **settings)
+    short = {"until": ["\n"], "max_gen_toks": 3, "do_sample": False}
+    monkeypatch.setattr(eval_tasks, "_HUMANEVAL", {**eval_tasks._HUMANEVAL, "generation_kwargs": short})
+    with pytest.raises(ValueError, match="humaneval: code that the model writes is run"):
+        run(**{**settings, "allow_code": False})
+    full, swa = run(log_samples=True, **settings).results
+    # The prompt is a comment's beginning, so whatever the model writes in the line is harmless.
+    assert full.rows == swa.rows == {"pass@1": [1.0, 1.0, 0.0, 0.0]}
+    assert (swa.w_scored, full.w_scored) == (4, 8)  # the last of a prompt's 8 bytes
 
 
 def test_a_model_with_stochastic_layers_is_loaded_drawn_anew_and_not_swapped(run, trained):
@@ -387,6 +424,8 @@ def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
         ({"shots": -1}, "shots must be an integer >= 0, got -1"),
         ({"shots": 1}, "shots must be 0 for lambada_openai, which has no rows for examples on this machine, got 1"),
         ({"tasks": ("mmlu", "mmlu_virology")}, "tasks must be distinct, got mmlu_abstract_algebra, .*, mmlu_virology"),
+        ({"device_map": "best"}, "device_map must be one of"),
+        ({"device_map": "auto", "device": "meta"}, "device must not be given with a device_map, got meta with auto"),
         ({"length": 0}, "length must be an integer >= 1, got 0"),
         ({"length": 513}, "length must fit the model's 512 positions, got 513"),
         ({"model": "./nowhere"}, "model must be a hub name, an existing folder"),
@@ -430,6 +469,27 @@ def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsy
         "lambada_openai": True,
         "arc_easy": True,
     }
+
+
+def test_two_processes_share_the_rows_and_one_writes(model_with_end, data, tmp_path):
+    options = ["--tasks", "lambada_openai,arc_easy", "--data", str(data), "--offline", "--methods", "swa,sa"]
+    options += ["--budgets", "8", "--log-samples"]
+    alone, together = (tmp_path / name for name in ("alone", "together"))
+    assert cli.main(["eval", str(model_with_end), *options, "--output", str(alone)]) == 0
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "stochastic_attention", "eval", str(model_with_end), *options, "--output", str(together)]
+    done = subprocess.run(start + command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Written: ") == 1
+    records = [json.loads((folder / "record.json").read_text())["results"]["cells"] for folder in (alone, together)]
+    for one, two in zip(*records, strict=True):
+        assert one["metrics"].keys() == two["metrics"].keys()
+        for name, metric in one["metrics"].items():
+            assert two["metrics"][name]["value"] == pytest.approx(metric["value"], rel=1e-4)
+    journals = [(folder / "cells.jsonl").read_text().splitlines() for folder in (alone, together)]
+    assert len(journals[0]) == len(journals[1])
+    logs = [sorted(path.name for path in (folder / "samples").iterdir()) for folder in (alone, together)]
+    assert logs[0] == logs[1]
 
 
 def test_an_unreadable_set_is_named(manager, monkeypatch):

@@ -1,7 +1,8 @@
 """Evaluate a model zero-shot on tasks of lm-evaluation-harness: as it is, or under methods at budgets.
 
 Finished cells (task, method, budget, seed) are kept in OUTPUT: the same command resumes, and one with further tasks,
-methods, budgets or seeds runs those alone. Remote code is never run.
+methods, budgets or seeds runs those alone. Started by torchrun or `accelerate launch`, processes share the rows. Remote
+code is never run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from pathlib import Path
 
 from . import interrupted, require
-from .options import split_limits, split_list, split_numbers
+from .options import count_or_auto, split_limits, split_list, split_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder with the rows of tasks, in files")
     parser.add_argument("--allow-code", action="store_true", help="run programs that the model writes, for humaneval")
     parser.add_argument("--offline", action="store_true", help="touch no network: rows and model are on this machine")
-    parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch; no score depends on it")
+    parser.add_argument(
+        "--batch-size", type=count_or_auto, default=8, help="rows of a batch, or auto; no score depends on it"
+    )
     parser.add_argument("--output", type=Path, default=Path("results/eval"), help="folder for all that is written")
-    parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
+    parser.add_argument("--device", help="where to run, as torch names it; by default the CPU")
+    parser.add_argument("--device-map", help="auto: spread a large model over devices, in place of --device")
     parser.add_argument("--dtype", default="float32", help="of the model: float32, bfloat16 or float16")
     parser.add_argument("--backend", help="of the op under methods; by default the fastest that can")
 
@@ -52,10 +56,13 @@ def run(args: argparse.Namespace) -> int:
     if args.allow_code:  # read by metrics of the harness's own
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     require("lm_eval", "transformers", "datasets", "tqdm")
+    from ..evaluation import sharing
     from ..evaluation.eval_table import render
     from ..evaluation.evaluate import Settings, evaluate
     from ..records import Environment, Record, write_text
 
+    if args.device is not None and args.device_map is not None:
+        raise ValueError(f"device must not be given with a device_map, got {args.device} with {args.device_map}")
     tasks = split_list(args.tasks)
     settings = Settings(
         model=args.model,
@@ -68,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         length=args.length,
         data=args.data,
         offline=args.offline,
-        device=args.device,
+        device=args.device or "cpu",
+        device_map=args.device_map,
         dtype=args.dtype,
         backend=args.backend,
         shots=args.shots,
@@ -77,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
         allow_code=args.allow_code,
     )
     try:
-        outcome = evaluate(settings, args.output, batch_size=args.batch_size)
+        with sharing.group():
+            outcome = evaluate(settings, args.output, batch_size=args.batch_size)
+            if not sharing.is_first():
+                return 0
     except KeyboardInterrupt:
         return interrupted(args)
     table = render(outcome.results, outcome.differences, match=settings.match)

@@ -28,10 +28,10 @@ from .draws import has_chance
 from .eval_tasks import Source, check_names, find_sources, load_task, task_manager
 from .harness import CountingLM, MethodLM, SwappedLM
 from .harness_run import build_requests, quiet, run_task
-from .journal import Journal
 from .methods import METHODS, REFERENCE
 from .paired import Difference, ScoredRows, paired_differences
 from .requests import Profile
+from .sharing import from_first, is_first, open_journal, own_device
 from .task_groups import expand, pool_results, share_limit
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Settings:
         data: a folder with the rows of tasks.
         offline: whether rows may only come from this machine.
         shots: examples before each question.
+        device_map: how transformers spreads a large model over devices, in place of `device`.
         chat_template: whether questions are put by the model's chat template, examples as earlier turns.
         allow_code: whether programs that the model writes may be run (see `programs`).
         log_samples: whether what is found in each row is kept, in a file a cell.
@@ -77,6 +78,7 @@ class Settings:
     device: str = "cpu"
     dtype: str = "float32"
     backend: str | None = None
+    device_map: str | None = None
     shots: int = 0
     chat_template: bool = False
     allow_code: bool = False
@@ -113,6 +115,12 @@ class Settings:
         check_choice("match", self.match, get_args(Match))
         check_choice("dtype", self.dtype, DTYPES)
         check_device(self.device)
+        if self.device_map is not None:
+            check_choice("device_map", self.device_map, ("auto", "balanced", "sequential"))
+            if self.device != "cpu":
+                raise ValueError(
+                    f"device must not be given with a device_map, got {self.device} with {self.device_map}"
+                )
         check_model(self.model)
         find_sources(distinct["tasks"], self.data, self.offline)
 
@@ -230,21 +238,23 @@ def plan(settings: Settings, size: Callable[[str], int]) -> Iterator[_Cell]:
                         yield _Cell(task, limit, method, budget, seed)
 
 
-def evaluate(settings: Settings, output: Path, *, batch_size: int = 8) -> Outcome:
+def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) -> Outcome:
     """Run what `output` does not hold yet, and return all of it.
 
     Args:
         settings: what to evaluate. A folder may be given further tasks, methods, budgets and seeds; what else the
             figures depend on must be as it was.
         output: folder of the journal, cells.jsonl, and of samples/.
-        batch_size: rows of a batch. No score depends on it, so a resumed run may change it.
+        batch_size: rows of a batch, None for as many as memory holds. No score depends on it, so a resumed run may
+            change it.
     """
-    check_count("batch_size", batch_size, minimum=1)
+    if batch_size is not None:
+        check_count("batch_size", batch_size, minimum=1)
     names = list(expand(settings.tasks))
     sources = find_sources(names, settings.data, settings.offline)
     manager = task_manager(names)
     check_names(names, manager, allow_code=settings.allow_code)
-    journal = Journal(output / "cells.jsonl", _lasting(settings))
+    journal = open_journal(output / "cells.jsonl", _lasting(settings))
     origins = {name: _origin(source) for name, source in sources.items()}
     for name, origin in origins.items():
         journal.agree(f"rows of {name}", origin)
@@ -255,21 +265,28 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int = 8) -> Outcom
             return load_task(name, sources[name], manager, shots=settings.shots)
 
     cells = list(plan(settings, lambda name: len(load(name).eval_docs)))
-    waiting = [
-        cell
-        for cell in cells
-        if cell.key not in journal.done or (settings.log_samples and not cell.log(output).exists())
-    ]
+    waiting = from_first(
+        [
+            cell
+            for cell in cells
+            if cell.key not in journal.done or (settings.log_samples and not cell.log(output).exists())
+        ]
+    )
     # Every task is loaded, and its rows are there, before the first one runs.
     tasks = {name: load(name) for name in dict.fromkeys(cell.task for cell in waiting)}
     if waiting:
-        language = load_model(settings.model, device=settings.device, dtype=DTYPES[settings.dtype])
+        language = load_model(
+            settings.model,
+            device=own_device(settings.device) if settings.device_map is None else None,
+            dtype=DTYPES[settings.dtype],
+            device_map=settings.device_map,
+        )
         if settings.chat_template and language.tokenizer.chat_template is None:
             raise ValueError(f"chat_template must be False for {settings.model}, whose tokenizer has none, got True")
         for name, task in tasks.items():
             mine = [cell for cell in waiting if cell.task == name]
             for cell, found in _run(task, mine, settings, language, batch_size):
-                if settings.log_samples:
+                if settings.log_samples and is_first():
                     _log(cell.log(output), found)
                 journal.add(cell.key, [asdict(result) for result, _ in found])
     results = [Result.from_json(facts) for cell in cells for facts in journal.done[cell.key]]
@@ -279,7 +296,7 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int = 8) -> Outcom
 
 
 def _run(
-    task: Task, cells: Sequence[_Cell], settings: Settings, language: LanguageModel, batch_size: int
+    task: Task, cells: Sequence[_Cell], settings: Settings, language: LanguageModel, batch_size: int | None
 ) -> Iterator[tuple[_Cell, list[tuple[Result, Samples]]]]:
     """The cells of one task."""
     if settings.length is not None and language.longest is not None and settings.length > language.longest:
@@ -346,13 +363,13 @@ def _profile(task: Task, limit: int | None, settings: Settings, language: Langua
 
 
 def _silently(
-    kind: type[Model], language: LanguageModel, settings: Settings, batch_size: int, **options: str | None
+    kind: type[Model], language: LanguageModel, settings: Settings, batch_size: int | None, **options: str | None
 ) -> Model:
     with quiet():
         return kind(
             pretrained=language.model,  # type: ignore[call-arg]
             tokenizer=language.tokenizer,  # type: ignore[call-arg]
-            batch_size=batch_size,  # type: ignore[call-arg]
+            batch_size=batch_size or "auto",  # type: ignore[call-arg]
             max_length=settings.length,  # type: ignore[call-arg]
             **options,
         )
