@@ -35,7 +35,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over one pair of axes, and a level to hold them against (None: there is none)."""
+    """Curves over one pair of axes, and a level to hold them against (None: there is none).
+
+    `bands` draws errors as bands around the curves in place of bars.
+    """
 
     title: str
     y_label: str
@@ -43,6 +46,7 @@ class Panel:
     reference: float | None
     reference_label: str
     curves: Sequence[Curve]
+    bands: bool = False
 
 
 def plot_panels(panels: Sequence[Panel], x_label: str, path: Path) -> None:
@@ -66,10 +70,14 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.reference is not None:
         axes.axhline(panel.reference, color="black", linestyle="--", label=panel.reference_label)
     for curve in panel.curves:
+        x = [point.x for point in curve.points]
+        if panel.bands:
+            low, high = ([point.y + sign * point.error for point in curve.points] for sign in (-1, 1))
+            axes.fill_between(x, low, high, color=f"C{curve.colour}", alpha=0.2, linewidth=0)
         axes.errorbar(
-            [point.x for point in curve.points],
+            x,
             [point.y for point in curve.points],
-            yerr=[point.error for point in curve.points],
+            yerr=None if panel.bands else [point.error for point in curve.points],
             color=f"C{curve.colour}",
             marker="" if curve.is_closed_form else "o",
             linestyle=":" if curve.is_closed_form else "-",

@@ -25,6 +25,10 @@ RANDOM = [
     Pattern.stochastic(4, local=6, sinks=2),
     Pattern.stochastic(4, sinks=3, scope="prefix"),
     Pattern.stochastic(60, local=2),
+    Pattern.bigbird(4, 2),
+    Pattern.bigbird(4, 3, local=7, sinks=2),
+    Pattern.bigbird(3, 1, local=2, sinks=4),
+    Pattern.bigbird(9, 20),
 ]
 
 

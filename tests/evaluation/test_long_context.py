@@ -6,10 +6,10 @@ from functools import cache
 
 import pytest
 
+from stochastic_attention.evaluation.copies import copy_distances
 from stochastic_attention.evaluation.requests import Item, Request, Score, Span
 from stochastic_attention.evaluation.tasks import TASKS, TaskOptions
 from stochastic_attention.evaluation.tasks.base import encode, encode_parts
-from stochastic_attention.evaluation.tasks.distance import repeats
 from stochastic_attention.evaluation.tasks.haystack import Draw, bury
 from stochastic_attention.evaluation.tasks.spans import accuracy, exactness, perplexities
 
@@ -196,20 +196,14 @@ class TestDraw:
 
 
 class TestDistance:
-    def test_a_token_repeats_at_the_distance_to_the_last_such_three(self):
-        #         0  1  2  3  4  5  6  7  8  9 10 11
-        tokens = [1, 2, 3, 9, 1, 2, 3, 1, 2, 4, 2, 3]
-        assert repeats(tokens) == {6: 4}
-        assert repeats([5, 5, 5, 5, 5]) == {3: 1, 4: 1}
-        assert repeats([1, 2]) == {}
-
     def test_only_repeats_in_the_last_quarter_are_graded(self, tokenizer, options):
         for item in TASKS["distance"].items(tokenizer, options, 4):
             (request,) = item.requests
             assert (len(request.tokens), request.scored) == (LENGTH, LENGTH // 4)
             first = LENGTH - request.scored
-            found = repeats(request.tokens)
-            assert {first + span.start for span in item.spans} == {place for place in found if place >= first}
+            found = copy_distances(request.tokens)
+            wanted = {place for place in range(first, LENGTH) if found[place] > 0}
+            assert {first + span.start for span in item.spans} == wanted
             for span in item.spans:
                 low, high = map(int, span.group.removeprefix("distance=").split("-"))
                 assert low <= found[first + span.start] <= high

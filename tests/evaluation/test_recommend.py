@@ -185,7 +185,9 @@ def test_the_command_keeps_a_preset_that_compare_and_generate_take(arguments, tm
     path = tmp_path / "out" / "recommended.json"
     assert "Recommended: " in shown
     assert f"sattn compare --methods preset:{path} --text OTHER" in shown
-    assert json.loads(path.read_text(encoding="utf-8"))["record"]["command"].startswith("sattn recommend --model")
+    record = json.loads(path.read_text(encoding="utf-8"))["record"]
+    assert record["command"].startswith("sattn recommend --model")
+    assert record["results"]["verdict"] in shown
     preset, model = f"preset:{path}", str(model_folder)
     assert (
         cli.main(

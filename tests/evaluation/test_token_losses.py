@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from stochastic_attention import cli
 from stochastic_attention.evaluation import loss_comparison as comparison
 from stochastic_attention.evaluation.loss_comparison import Named, Settings, measure, panels, render
-from stochastic_attention.evaluation.token_losses import buckets, cut, distances, token_losses
+from stochastic_attention.evaluation.token_losses import buckets, cut, token_losses
 from stochastic_attention.lm import StochasticLlamaConfig, StochasticLlamaForCausalLM
 from stochastic_attention.lm.token_file import Encoder
 from stochastic_attention.lm.tokenizer import LearnedTokenizer, learn
@@ -54,42 +54,6 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("the cat sat on the mat and the cat sat again\n" * 3 + "\x1e\n" + "short\n\x1e\n" + "xyz " * 20)
     return str(path)
-
-
-class TestDistances:
-    @pytest.mark.parametrize(
-        ("window", "expected"),
-        [
-            # the cue "ab" comes back after three tokens, once with the same "c" behind it, once with another
-            ("abcabcabd", [0, 0, 0, 0, 3, 3, 3, -1]),
-            ("aaaa", [0, 0, 1]),
-            # the last occurrence counts, here with "d"
-            ("abcabdabd", [0, 0, 0, 0, -1, 0, 0, 3]),
-            ("abcdef", [0] * 5),
-            ("ab", [0]),
-        ],
-    )
-    def test_written_out(self, window, expected):
-        assert distances([ord(letter) for letter in window]).tolist() == expected
-
-    def test_the_copy_has_the_same_two_tokens_before_it(self):
-        generator = torch.Generator().manual_seed(0)
-        window = torch.randint(4, (300,), generator=generator).tolist()
-        found = distances(window).tolist()
-        kinds = set()
-        for place, distance in enumerate(found, start=1):
-            earlier = (
-                [s for s in range(2, place) if window[s - 2 : s] == window[place - 2 : place]] if place > 1 else []
-            )
-            kinds.add(min(distance, 1))
-            if distance > 0:
-                assert earlier[-1] == place - distance
-                assert window[place] == window[place - distance]
-            elif distance < 0:
-                assert window[earlier[-1]] != window[place]
-            else:
-                assert earlier == []
-        assert kinds == {-1, 0, 1}
 
 
 def test_windows_stay_in_one_document_and_follow_each_other(alphabet, text):

@@ -59,6 +59,7 @@ PATTERNS = (
     Pattern.stochastic(4, scope="prefix", shape="block"),
     Pattern.stochastic(3, scope="prefix", local=2, sinks=1, correction=0.5, per_head=True),
     Pattern.local(4, sinks=1),
+    Pattern.bigbird(3, 1, local=2, sinks=1),
     Pattern.moba(block_size=4, top_k=2),
 )
 

@@ -16,6 +16,7 @@ STABLE = (
     Pattern.stochastic(4, scope="prefix"),
     Pattern.stochastic(3, scope="prefix", shape="block", local=2, sinks=1, correction=0.5, per_head=True),
     Pattern.local(4, sinks=1),
+    Pattern.bigbird(3, 1, local=2, sinks=1),
     Pattern.moba(block_size=4, top_k=2),
 )
 PREFIX = STABLE[0]

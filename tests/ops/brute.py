@@ -89,6 +89,8 @@ def _bias(pattern: Pattern, i: int, p: int, *, n: int, causal: bool, layer: int,
     if pattern.kind == "strided":
         most = n if pattern.window is None else pattern.window - (1 if causal else 0)
         return 0.0 if abs(i - p) in [step * pattern.stride for step in range(most + 1)] else None
+    if pattern.kind == "bigbird":
+        return 0.0 if p // pattern.block_size in _bigbird_blocks(pattern, i, layer=layer, step=step) else None
     w, total = pattern.window, n
     if pattern.scope == "prefix":
         total = next(w * 2**m for m in range(64) if w * 2**m >= i + 1)
@@ -98,6 +100,18 @@ def _bias(pattern: Pattern, i: int, p: int, *, n: int, causal: bool, layer: int,
     else:
         near = abs(rank[i] - rank[p]) <= (w - 1 if causal else w)
     return pattern.correction * math.log(1 / min(1, (2 * w - 1) / total)) if near else None
+
+
+def _bigbird_blocks(pattern: Pattern, i: int, *, layer: int, step: int) -> set[int]:
+    own = i // pattern.block_size
+    if own <= pattern.random_blocks:
+        return set(range(own + 1))
+    drawn: set[int] = set()
+    for draw in range(pattern.random_blocks):
+        last = own - pattern.random_blocks + draw
+        number = hash32(own, seed=pattern.seed, step=step, layer=layer, head=draw) * (last + 1) // 2**32
+        drawn.add(last if number in drawn else number)
+    return {own, *drawn}
 
 
 def _moba_blocks(pattern: Pattern, own: list[int], i: int, query: Tensor, keys: Tensor) -> set[int]:

@@ -13,6 +13,8 @@ from stochastic_attention import attention as op
 
 FULL = Pattern.full()
 MOBA = Pattern.moba(block_size=4, top_k=3)
+# One pattern of every way to draw.
+DRAWING = [Pattern.stochastic(4), Pattern.stochastic(4, scope="prefix"), Pattern.bigbird(4, 2)]
 
 
 def union(window: int, **options) -> Pattern:
@@ -38,6 +40,8 @@ def all_patterns(window: int) -> list[Pattern]:
         Pattern.local(window, sinks=2),
         Pattern.strided(window, 3),
         Pattern.strided(None, 4, local=3, sinks=2),
+        Pattern.bigbird(window, 2, seed=7),
+        Pattern.bigbird(4, 1, local=5, sinks=2),
         MOBA,
         *stochastic_patterns(window),
     ]
@@ -45,7 +49,7 @@ def all_patterns(window: int) -> list[Pattern]:
 
 def is_causal_only(pattern: Pattern) -> bool:
     """Whether causal=False is refused."""
-    return pattern.kind == "moba" or (pattern.kind == "stochastic" and pattern.scope == "prefix")
+    return pattern.kind in ("bigbird", "moba") or (pattern.kind == "stochastic" and pattern.scope == "prefix")
 
 
 # How the tokens of two rows are laid out, given their number.

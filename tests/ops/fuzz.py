@@ -25,6 +25,7 @@ def random_pattern(draw: random.Random) -> Pattern:
             Pattern.full(),
             Pattern.local(window, sinks=certain["sinks"]),
             Pattern.strided(draw.choice((window, None)), draw.choice((1, 7, 50)), **certain),
+            Pattern.bigbird(window, draw.choice((1, 2, 5)), seed=draw.choice((0, 2**40)), **certain),
             Pattern.moba(window, draw.choice((1, 2, 5))),
             Pattern.stochastic(window, shape=shape, per_head=per_head),
             Pattern.stochastic(window, shape=shape, per_head=per_head, correction=0.5, **certain),

@@ -158,11 +158,16 @@ class TestLimits:
             got = attention(*inputs, pattern, causal=False, backend=backend)
             torch.testing.assert_close(got, full, rtol=1e-12, atol=1e-12)
 
-    @pytest.mark.parametrize("top_k", [8, 9, 2**31 - 1])
-    def test_choosing_every_block_is_full_attention(self, backend, top_k):
+    @pytest.mark.parametrize("blocks", [8, 9, 2**31 - 1])
+    def test_choosing_every_block_is_full_attention(self, backend, blocks):
         inputs = tensors(29)
-        got = attention(*inputs, Pattern.moba(block_size=4, top_k=top_k), backend=backend)
-        torch.testing.assert_close(got, attention(*inputs, Pattern.full(), backend=backend), rtol=1e-12, atol=1e-12)
+        full = attention(*inputs, Pattern.full(), backend=backend)
+        patterns = [Pattern.bigbird(4, blocks - 1), Pattern.bigbird(4, blocks - 1, local=3, sinks=2)]
+        if backend != "gather":
+            patterns.append(Pattern.moba(block_size=4, top_k=blocks))
+        for pattern in patterns:
+            got = attention(*inputs, pattern, backend=backend)
+            torch.testing.assert_close(got, full, rtol=1e-12, atol=1e-12, msg=lambda m, p=pattern: f"{p}: {m}")
 
     def test_full_attention_is_torchs(self, backend):
         q, k, v = tensors(29)
@@ -216,7 +221,9 @@ class TestLimits:
 
 
 class TestNeighbourhoods:
-    @pytest.mark.parametrize("pattern", stochastic_patterns(window=4), ids=str)
+    @pytest.mark.parametrize(
+        "pattern", [*stochastic_patterns(window=4), Pattern.bigbird(4, 2, local=5, sinks=1)], ids=str
+    )
     def test_a_key_outside_changes_nothing_and_a_key_inside_does(self, backend, pattern):
         q, k, v = tensors(37, batch=1, heads=(2, 2))
         mask = pattern.dense_mask(37, heads=2).expand(2, -1, -1)
@@ -271,6 +278,18 @@ class TestNeighbourhoods:
         sampled = pattern.dense_mask(n)[0] & ~certain
         weights = certain + sampled.double() * (n / (2 * w - 1)) ** correction
         torch.testing.assert_close(out[0, 0], weights @ v[0, 0] / weights.sum(-1, keepdim=True), rtol=1e-12, atol=1e-12)
+
+    def test_bigbird_sees_its_own_block_and_different_past_ones(self):
+        size, draws, n = 4, 3, 64
+        for layer in range(20):
+            mask = Pattern.bigbird(size, draws).dense_mask(n, layer=layer)[0]
+            blocks = mask.view(n // size, size, n // size, size)
+            for own, rows in enumerate(blocks):
+                assert torch.equal(rows[:, own], torch.ones(size, size, dtype=torch.bool).tril())
+                past = rows[:, :own].transpose(0, 1).flatten(1)
+                assert torch.equal(past.all(-1), past.any(-1))  # whole blocks, for all queries of the block alike
+                assert int(past.all(-1).sum()) == min(draws, own)
+                assert not rows[:, own + 1 :].any()
 
     def test_moba_keeps_the_own_block_and_the_best_past_ones(self, backend):
         n, size = 20, 4

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from stochastic_attention import Pattern
-from stochastic_attention.ops.routing import inverse_permutation, permutation_ranks, routing_keys
+from stochastic_attention.ops.routing import draw_distinct, inverse_permutation, permutation_ranks, routing_keys
 
 from . import brute
-from .cases import attention, tensors
+from .cases import DRAWING, attention, tensors
 
 # SHA-256 over the 4096 keys of a draw as little-endian 32-bit words. They must never change: a seed stands for results.
 KNOWN = {
@@ -201,12 +201,39 @@ class TestUniformityAndIndependence:
         assert float(pairs.max()) < chance + 5 * deviation
 
 
+class TestDistinctNumbers:
+    def test_different_ones_from_the_range_and_all_where_there_are_no_more(self):
+        below = torch.arange(200)
+        for row, b in zip(draw_distinct(below, 7, seed=3, step=2**40, layer=2).tolist(), below.tolist(), strict=True):
+            numbers = [x for x in row if x >= 0]
+            assert len(set(numbers)) == len(numbers) == min(b, 7)
+            assert max(row) < b
+            assert numbers == row[7 - len(numbers) :]
+
+    def test_more_draws_than_numbers_draw_no_others(self):
+        below = torch.arange(6)
+        few, many = (draw_distinct(below, draws, seed=1).sort().values for draws in (5, 9))
+        assert torch.equal(many[:, 4:], few)
+
+    @pytest.mark.parametrize("word", ["seed", "step", "layer", "below"])
+    def test_all_subsets_are_as_likely(self, word):
+        """Three of seven numbers, drawn 6,000 times; the number of the block stands in for a word by itself."""
+        if word == "below":
+            drawn = draw_distinct(torch.arange(7, 6007), 1, seed=11)[:, 0] * 7 // torch.arange(7, 6007)
+            assert chi_square(drawn.bincount(minlength=7).double()) <= chi_square_bound(6)
+            return
+        drawn = torch.cat([draw_distinct(torch.tensor([7]), 3, **{"seed": 11, word: k}) for k in range(6000)])
+        subsets = Counter(map(tuple, drawn.sort().values.tolist()))
+        assert len(subsets) == 35
+        assert chi_square(torch.tensor(list(subsets.values())).double()) <= chi_square_bound(34)
+
+
 class TestTheOpDrawsNothingElse:
-    @pytest.mark.parametrize("scope", ["sequence", "prefix"])
-    def test_global_random_states_are_left_alone(self, backend, scope):
+    @pytest.mark.parametrize("pattern", DRAWING, ids=str)
+    def test_global_random_states_are_left_alone(self, backend, pattern):
         before = torch.get_rng_state(), random.getstate()
         q, k, v = tensors(33, grad=True)
-        attention(q, k, v, Pattern.stochastic(4, scope=scope), backend=backend).sum().backward()
+        attention(q, k, v, pattern, backend=backend).sum().backward()
         assert torch.equal(torch.get_rng_state(), before[0])
         assert random.getstate() == before[1]
 
@@ -217,30 +244,32 @@ class TestTheOpDrawsNothingElse:
         random.random()
         assert torch.equal(attention(*inputs, Pattern.stochastic(4), backend=backend), first)
 
-    def test_steps_layers_and_seeds_change_the_output(self, backend):
+    @pytest.mark.parametrize("pattern", DRAWING, ids=str)
+    def test_steps_layers_and_seeds_change_the_output(self, backend, pattern):
         inputs = tensors(33)
         outs = [
-            attention(*inputs, Pattern.stochastic(4, seed=seed), step=step, layer=layer, backend=backend)
+            attention(*inputs, pattern.seeded(seed), step=step, layer=layer, backend=backend)
             for seed, step, layer in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
         ]
         assert all(not torch.allclose(outs[a], outs[b]) for a in range(4) for b in range(a))
 
-    def test_a_step_is_the_same_as_a_number_and_as_a_tensor(self, backend):
+    @pytest.mark.parametrize("pattern", DRAWING, ids=str)
+    def test_a_step_is_the_same_as_a_number_and_as_a_tensor(self, backend, pattern):
         inputs = tensors(33)
         for step in (0, 7, 2**40):
-            as_number = attention(*inputs, Pattern.stochastic(4), step=step, backend=backend)
-            as_tensor = attention(*inputs, Pattern.stochastic(4), step=torch.tensor(step), backend=backend)
+            as_number = attention(*inputs, pattern, step=step, backend=backend)
+            as_tensor = attention(*inputs, pattern, step=torch.tensor(step), backend=backend)
             assert torch.equal(as_number, as_tensor)
 
     # Tracing reads .grad of intermediate tensors, and PyTorch warns of that.
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-    @pytest.mark.parametrize("scope", ["sequence", "prefix"])
-    def test_a_compiled_caller_gets_a_new_draw_every_step(self, scope):
+    @pytest.mark.parametrize("pattern", DRAWING, ids=str)
+    def test_a_compiled_caller_gets_a_new_draw_every_step(self, pattern):
         torch._dynamo.reset()
         q, k, v = tensors(33, grad=True)
 
         def model(q, step):
-            return attention(q * 2, k, v, Pattern.stochastic(4, scope=scope), step=step, backend="blocked") + 1
+            return attention(q * 2, k, v, pattern, step=step, backend="blocked") + 1
 
         compiled = torch.compile(model, backend="aot_eager")
         outs = []

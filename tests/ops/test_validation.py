@@ -12,7 +12,8 @@ from stochastic_attention import Pattern
 
 from .cases import attention, tensors
 
-MOBA, SEQUENCE, PREFIX = Pattern.moba(4, 2), Pattern.stochastic(4), Pattern.stochastic(4, scope="prefix")
+BIGBIRD, MOBA = Pattern.bigbird(4, 2), Pattern.moba(4, 2)
+SEQUENCE, PREFIX = Pattern.stochastic(4), Pattern.stochastic(4, scope="prefix")
 
 NOT_COUNTS = [2**70, -1, -8, 0, 2.5, True, "4", float("nan")]
 
@@ -31,10 +32,12 @@ def refuses(argument: str, came: object, make) -> None:
         ("window", lambda value: Pattern.stochastic(value, scope="prefix", shape="block")),
         ("window", lambda value: Pattern.strided(value, 2)),
         ("stride", lambda value: Pattern.strided(2, value)),
+        ("block_size", lambda value: Pattern.bigbird(value, 2)),
+        ("random_blocks", lambda value: Pattern.bigbird(4, value)),
         ("block_size", lambda value: Pattern.moba(block_size=value)),
         ("top_k", lambda value: Pattern.moba(top_k=value)),
     ],
-    ids=["local", "sliding", "block", "strided", "stride", "block_size", "top_k"],
+    ids=["local", "sliding", "block", "strided", "stride", "bigbird", "random_blocks", "block_size", "top_k"],
 )
 def test_counts(argument, make, value):
     refuses(argument, repr(value), lambda: make(value))
@@ -42,7 +45,12 @@ def test_counts(argument, make, value):
 
 @pytest.mark.parametrize(
     ("argument", "make"),
-    [("block_size", Pattern.moba), ("top_k", Pattern.moba), ("stride", partial(Pattern.strided, 2))],
+    [
+        ("block_size", Pattern.moba),
+        ("top_k", Pattern.moba),
+        ("stride", partial(Pattern.strided, 2)),
+        ("random_blocks", partial(Pattern.bigbird, 2)),
+    ],
 )
 def test_only_a_window_may_be_unlimited(argument, make):
     refuses(argument, None, lambda: make(**{argument: None}))
@@ -82,12 +90,18 @@ def test_options_of_a_pattern(options, argument, came):
         ("local", "seed", 1),
         ("local", "top_k", 1),
         ("moba", "window", 4),
+        ("moba", "random_blocks", 2),
+        ("bigbird", "window", 4),
+        ("bigbird", "per_head", True),
+        ("bigbird", "correction", 0.5),
         ("stochastic", "top_k", 2),
     ],
 )
 def test_fields_of_another_kind(kind, field, value):
-    own = {"local": {"window": 4}, "stochastic": {"window": 4}, "moba": {"block_size": 4, "top_k": 2}}.get(kind, {})
-    refuses(field, kind, lambda: Pattern(kind, **{**own, field: value}))
+    own = {"local": SEQUENCE, "stochastic": SEQUENCE, "moba": MOBA, "bigbird": BIGBIRD}.get(
+        kind, Pattern.full()
+    ).to_dict()
+    refuses(field, kind, lambda: Pattern(**{**own, "kind": kind, field: value}))
 
 
 @pytest.mark.parametrize(
@@ -181,10 +195,11 @@ def test_not_a_pattern(pattern):
     refuses("pattern", type(pattern).__name__, lambda: attention(*tensors(7), pattern))
 
 
-@pytest.mark.parametrize("pattern", [MOBA, PREFIX], ids=str)
+@pytest.mark.parametrize("pattern", [BIGBIRD, MOBA, PREFIX], ids=str)
 def test_patterns_that_only_look_back(pattern):
     refuses("causal", False, lambda: attention(*tensors(7), pattern, causal=False))
-    refuses("causal", False, lambda: PREFIX.dense_mask(7, causal=False))
+    if pattern is not MOBA:
+        refuses("causal", False, lambda: pattern.dense_mask(7, causal=False))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +229,8 @@ def test_a_mask_that_depends_on_the_content_is_refused():
         Pattern.stochastic(2**31 - 1),
         Pattern.stochastic(2**31 - 1, scope="prefix"),
         Pattern.local(2, sinks=2**31 - 1),
+        Pattern.bigbird(2**31 - 1, 2),
+        Pattern.bigbird(2, 2**31 - 1),
         Pattern.moba(2**31 - 1, 2),
     ],
     ids=str,

@@ -80,15 +80,42 @@ def test_sections_are_grouped_by_kind_and_the_contents_lead_to_them(tmp_path, ca
     write_record(folder / "gpu.json", "python -m stochastic_attention bench", config={"device": "cuda:0"})
     write_record(folder / "x y%.json", "torchrun train.py")
     (folder / "notes.md").write_text("# Notes\n", encoding="utf-8")
-    page, _ = report(folder, capsys, faults=7)  # records without data, which hardly any renderer takes
+    page, _ = report(folder, capsys, faults=13)  # records without data, which hardly any renderer takes
     shown = [text for tag, text in re.findall(r"<(h2|h3)>([^<]*)<", page.html)][2:]
     order = [name for name in shown if name in KINDS]
     assert order == list(KINDS)
     assert shown.index("Speed: gpu") > shown.index("GPU") > shown.index("Speed: bench")
-    assert shown[shown.index("Other") + 1 :] == ["Files at the top", "Record: x y%"]
+    assert shown[shown.index("Other") + 1 :] == ["Record: x y%", "Files at the top"]
     targets = [href.removeprefix("#") for href in page.attributes("href")]
     assert sorted(targets) == sorted(page.attributes("id"))
     assert len(set(targets)) == len(targets)
+
+
+def test_an_introduction_stands_before_what_it_tells_of_and_other_files_behind(tmp_path, capsys):
+    folder = tmp_path / "results"
+    for command in ("train", "reach"):
+        write_record(folder / "books" / command / "record.json", f"sattn {command}")
+    write_record(folder / "gpu" / "made.json", "sattn predict")
+    for name in ("gpu/work.md", "books/README.md", "README.md"):
+        (folder / name).write_text("[The table](train/table.md), `a[0](x)`\n\n    sattn train \\\n      --x\n")
+    page, _ = report(folder, capsys, faults=2)
+    shown = [text for tag, text in re.findall(r"<(h2|h3)>([^<]*)<", page.html)][2:]
+    assert shown == [
+        *("Training", "About these results", "About books", "Training: books/train"),
+        *("GPU", "Predicted speed: gpu/made", "Files of gpu"),
+        *("Theory", "Receptive fields: books/reach"),
+    ]
+    assert page.texts["p"].count("The table (train/table.md), a[0](x)") == 3
+    assert page.texts["pre"].count("sattn train \\\n  --x") == 3
+    assert page.texts["p"].count("These belong to no record.") == page.texts["p"].count("File: work.md") == 1
+
+
+def test_files_named_after_their_record_are_its_table_and_plot(results, capsys):
+    (results / "bench" / "cpu.png").write_bytes(png())
+    (results / "bench" / "cpu.md").write_text("as it was kept\n", encoding="utf-8")
+    page, _ = report(results, capsys)
+    assert "Speedup over full attention against tokens, a curve a pattern." in page.texts["figcaption"]
+    assert "as it was kept" not in page.html
 
 
 EVIL = """<script>alert(1)</script><img src="http://example.org/a.png">'">&amp;"""
@@ -155,6 +182,8 @@ def test_pictures_are_on_the_page_with_their_size_and_what_they_show(results, ca
         ),
         ("a.json", b"[1]", "is JSON but no record"),
         ("a.json", b'{"loss": 1}', "is JSON but no record"),
+        ("a.json", b'{"config": {}, "results": {}}', "is JSON but no record"),
+        ("a.json", b'{"preset": "", "patterns": [], "decode": null, "record": {"command": ""}}', "is no whole record"),
         ("a.json", b'{"command": "sattn x", "config": {}}', "is no whole record: environment, results missing"),
         ("record.json", b'{"command": 1, "config": {}, "environment": {}, "results": []}', "command, results missing"),
         ("plot.png", b"", "is not a PNG image"),
@@ -213,13 +242,22 @@ def test_data_that_its_renderer_cannot_take_are_shown_as_kept_or_bare(results, c
         ["mixing", "--n", "64", "--window", "4", "--patterns", "swa,sa", "--starts", "2", "--seeds", "2"],
         ["estimator", "--n", "256", "--windows", "8,16,32", "--local", "16", "--queries", "8", "--draws", "32"],
         ["graph", "--pattern", "sa", "--n", "64", "--window", "4"],
+        [
+            *("probe", "--task", "copy", "--attention", "swa,gated", "--length", "8", "--window", "2", "--layers", "1"),
+            *("--steps", "2", "--batch", "2", "--rows", "4", "--routing-steps", "1", "--hidden", "8", "--heads", "1"),
+        ],
+        [
+            *("predict", "--patterns", "swa,sliding", "--lengths", "256", "--decode-lengths", "256"),
+            *("--tokens", "256", "--head-dim", "64", "--window", "16"),
+        ],
     ],
     ids=lambda arguments: arguments[0],
 )
 def test_tables_made_from_data_are_those_that_the_command_wrote(tmp_path, capsys, arguments):
     pytest.importorskip("scipy")
     folder = tmp_path / "results" / "one"
-    assert cli.main([*arguments, "--output", str(folder)]) == 0
+    output = folder / "predictions.json" if arguments[0] == "predict" else folder
+    assert cli.main([*arguments, "--output", str(output)]) == 0
     (kept,) = folder.glob("*.md")
     capsys.readouterr()
     page, _ = report(folder.parent, capsys)
@@ -277,6 +315,9 @@ def test_a_folder_without_results_is_refused(tmp_path, capsys, create):
         ("a\nb\n\nc", "<p>a\nb</p>\n<p>c</p>"),
         ("a | b", "<p>a | b</p>"),
         ("```\n| <\n```", '<pre tabindex="0" role="region" aria-label="x">| &lt;</pre>'),
+        ("````\n```\n````\nx", '<pre tabindex="0" role="region" aria-label="x">```</pre>\n<p>x</p>'),
+        ("    a\n     b\nc", '<pre tabindex="0" role="region" aria-label="x">a\n b</pre>\n<p>c</p>'),
+        ("![a `b`](c/d.png) (e)", "<p>a <code>b</code> (c/d.png) (e)</p>"),
         ("", ""),
     ],
 )

@@ -50,15 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, then write record.json and table.md, and print the table."""
+    """Evaluate, then write record.json, table.md and, of a sweep, plot.png, and print the table."""
     if args.offline:  # read where these libraries are imported
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     if args.allow_code:  # read by metrics of the harness's own
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"
-    require("lm_eval", "transformers", "datasets", "tqdm")
+    require("lm_eval", "transformers", "datasets", "matplotlib", "tqdm")
     from ..evaluation import sharing
-    from ..evaluation.eval_table import render
+    from ..evaluation.curves import SWEEP_X_LABEL, sweep_panels
     from ..evaluation.evaluate import Settings, evaluate
+    from ..plots import plot_panels
     from ..records import Environment, Record, write_text
 
     if args.device is not None and args.device_map is not None:
@@ -99,6 +100,11 @@ def run(args: argparse.Namespace) -> int:
         results=outcome.plain_results(),
     ).save(args.output / "record.json")
     write_text(args.output / "table.md", table)
+    written = ["record.json", "table.md"]
+    cells = accuracies(outcome.results) if settings.budgets else []
+    if cells:
+        plot_panels(sweep_panels(cells, "mean accuracy"), SWEEP_X_LABEL, args.output / "plot.png")
+        written.append("plot.png")
     print(table, end="")
-    print(f"\nWritten: {args.output}/record.json, table.md")
+    print(f"\nWritten: {args.output}/{', '.join(written)}")
     return 0

@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return interrupted(args)
     table = render(found.outcome.cells, found.outcome.prefill, match=settings.match, length=settings.length)
-    told = f"{table}\n{verdict(found, BASELINE)}\n"
+    said = verdict(found, BASELINE)
+    told = f"{table}\n{said}\n"
     record = Record(
         command=args.command_line,
         config={**found.outcome.config, "candidates": args.candidates, "finalists": args.finalists},
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
         results={
             "finalists": {method: str(candidate) for method, candidate in found.finalists.items()},
             **found.outcome.plain_results(),
+            "verdict": said,
         },
     )
     path = args.output / f"{args.name}.json"

@@ -84,7 +84,7 @@ class Queries:
 
     def _measured_keys(self, pattern: Pattern, layer: int) -> Tensor:
         """Mean abs(N(i)) over heads of each query in one layer, float64."""
-        if pattern.is_random and pattern.scope == "sequence":
+        if pattern.kind == "stochastic" and pattern.scope == "sequence":
             return torch.cat([keys_per_query(pattern, n, layer=layer).double().mean(0) for n in self.lengths])
         # Elsewhere N(i) does not depend on the tokens that follow i: the longest document tells of all.
         longest = keys_per_query(pattern, self.longest, layer=layer).double().mean(0)
@@ -106,6 +106,11 @@ def expected_keys(pattern: Pattern, position: Tensor, length: Tensor) -> Tensor:
         certain = past.clamp(max=pattern.local_window + pattern.sinks)
         last = (position - pattern.sinks).div(pattern.stride, rounding_mode="floor").clamp(max=pattern.reach - 1)
         return certain + (last + 1 - -(-pattern.local_window // pattern.stride)).clamp(min=0)
+    if pattern.kind == "bigbird":
+        own = position % pattern.block_size + 1
+        certain = torch.minimum(past, own.clamp(min=pattern.local_window).double() + pattern.sinks)
+        before = (position // pattern.block_size).double().clamp(min=1.0)
+        return certain + (past - certain) * (pattern.random_blocks / before).clamp(max=1.0)
     # The query itself is always among its keys.
     certain = past.clamp(max=max(pattern.local_window, 1) + pattern.sinks)
     return certain + (past - certain) * _chance_to_meet(pattern, position, length)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
 from ..tables import markdown
 from .budget import Match
 from .evaluate import ACCURACIES, Result, headline
 from .paired import Difference
+from .ranking import Cell, common_targets, rank
 
 # What every method is compared with on the same rows, where it took part.
 OTHERS = ("full", "swa+sinks")
@@ -23,7 +25,39 @@ def render(results: Sequence[Result], differences: Sequence[Difference], *, matc
         match: the measured mean that the budget was fitted to.
     """
     metrics = _by_metric(results)
-    return metrics if results[0].method is None else _by_method(results, differences, match) + "\n" + metrics
+    if results[0].method is None:
+        return metrics
+    parts = [_by_method(results, differences, match), _at_equal_keys(accuracies(results)), metrics]
+    return "\n".join(part for part in parts if part)
+
+
+def accuracies(results: Sequence[Result]) -> list[Cell]:
+    """The cells of a sweep, empty where its tasks are measured by something else."""
+    if not {headline(result) for result in results} <= set(ACCURACIES):
+        return []
+    return [
+        Cell(
+            method=str(result.method),
+            budget=result.budget,
+            seed=result.seed,
+            task=result.task,
+            w_eff=result.w_eff or 0,
+            w_scored=result.w_scored or 0,
+            value=_score(result),
+        )
+        for result in results
+    ]
+
+
+def _at_equal_keys(cells: Sequence[Cell]) -> str:
+    """How the methods rank by each measure of keys; empty where no number of keys lies between all measured ones."""
+    rows = [["equal", "keys", "mean accuracy over the tasks, the best method first"]]
+    for by in get_args(Match):
+        for ranking in rank(cells, by, common_targets(cells, by)):
+            told = [f"{one.method} {_cell_of(one.mean, one.spread)}" for one in ranking.standings]
+            rows.append([by, str(ranking.keys), ", ".join(told)])
+    note = "Interpolated between budgets, linearly in the logarithm of the keys; ±: standard deviation over draws."
+    return markdown(rows) + _notes([note]) if len(rows) > 1 else ""
 
 
 def _by_method(results: Sequence[Result], differences: Sequence[Difference], match: Match) -> str:
@@ -57,8 +91,12 @@ def _score(result: Result) -> float:
 
 
 def _cell(values: Sequence[float]) -> str:
-    spread = f" ± {_short(statistics.stdev(values))}" if len(values) > 1 else ""
-    return f"{_short(statistics.fmean(values))}{spread}"
+    return _cell_of(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def _cell_of(mean: float | None, spread: float | None) -> str:
+    told = "" if mean is None else _short(mean)
+    return told if spread is None else f"{told} ± {_short(spread)}"
 
 
 def _short(value: float) -> str:

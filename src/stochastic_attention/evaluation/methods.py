@@ -52,6 +52,13 @@ def _strided(window: int, longest: int) -> Pattern:
     return Pattern.strided(window, math.ceil(longest / window), local=window, sinks=SINKS)
 
 
+def _bigbird(keys: int) -> Pattern:
+    """Half of the keys in the local window and half in random blocks: two or more of them."""
+    size = max(1, min(16, keys // 4))  # 16 is the default of BigBird's own code
+    blocks = max(1, round(keys / 2 / size))
+    return Pattern.bigbird(size, blocks, local=max(0, keys - blocks * size), sinks=SINKS)
+
+
 def _union(window: int, **options: str) -> Pattern:
     return Pattern.stochastic(window, local=window, sinks=SINKS, correction=0.5, **options)  # type: ignore[arg-type]
 
@@ -67,6 +74,7 @@ METHODS: dict[str, Method] = {
     "union": Method(_scales(_union), is_random=True),
     "union-block": Method(_scales(lambda w: _union(w, shape="block")), is_random=True),
     "union-prefix": Method(_scales(lambda w: _union(w, scope="prefix")), is_random=True),
+    "bigbird": Method(_scales(_bigbird), is_random=True),
     "moba": Method(_moba_fine),
     "moba-k2": Method(_scales(lambda size: Pattern.moba(block_size=size, top_k=2))),
 }

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from ..lm.text import pieces, text_path
 from ..lm.token_file import Encoder
 from ..records import Estimate
+from . import copies
 from .tasks.base import ratio_perplexity, spread
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 Window = list[int]
 OVERALL, POSITION, REPEAT, CHANGED, NEW = "all", "position", "repeat", "changed", "new"
-# Stand in place of a distance.
-_NEW, _CHANGED = 0, -1
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,6 @@ def cut(encoder: Encoder, text: str, length: int, limit: int | None) -> list[Win
     return windows if limit is None else spread(windows, limit, f"windows of {length} tokens in {text}")
 
 
-def distances(window: Window) -> Tensor:
-    """Of each token but the first: the distance of its earlier copy, 0 for "new", -1 for "changed"; [length - 1]."""
-    found = [_NEW]
-    last: dict[tuple[int, int], int] = {}
-    for place in range(2, len(window)):
-        cue = window[place - 2], window[place - 1]
-        copy = last.get(cue)
-        found.append(_NEW if copy is None else place - copy if window[copy] == window[place] else _CHANGED)
-        last[cue] = place
-    return torch.tensor(found)
-
-
 @torch.inference_mode()
 def token_losses(
     model: PreTrainedModel, windows: Sequence[Window], *, batch_tokens: int, on_batch: Callable[[int], object]
@@ -114,14 +101,14 @@ def token_losses(
 
 def buckets(windows: Sequence[Window], losses: Tensor) -> list[Bucket]:
     """Perplexity of all tokens, and by position and distance; buckets without tokens are left out."""
-    where = torch.stack([distances(window) for window in windows])
+    where = torch.tensor([copies.copy_distances(window)[1:] for window in windows])
     position = torch.arange(1, losses.shape[1] + 1).expand_as(where)
     found = [
         _bucket(OVERALL, 0, 0, torch.ones_like(where, dtype=torch.bool), losses),
         *_doubling(POSITION, position, losses),
         *_doubling(REPEAT, where, losses),
-        _bucket(CHANGED, 0, 0, where == _CHANGED, losses),
-        _bucket(NEW, 0, 0, where == _NEW, losses),
+        _bucket(CHANGED, 0, 0, where == copies.CHANGED, losses),
+        _bucket(NEW, 0, 0, where == copies.NEW, losses),
     ]
     return [bucket for bucket in found if bucket is not None]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import index
 from typing import Any
 
 import torch
@@ -22,9 +23,11 @@ from torch import Tensor
 from . import few_queries, products
 from .call import Call
 from .merge import apply_sink
+from .pattern import Pattern
 from .plan import correction_bias
 from .products import Neighbours
 from .rank_tables import rank_table
+from .routing import draw_distinct
 
 _MOST_QUERIES = 64  # beyond, queries share enough keys for sorting them once to be cheaper
 _WIDEST_ON_GPU = 256  # of a head
@@ -72,8 +75,7 @@ def _elements_of_a_query(call: Call) -> int:
 def sees_whole_past(call: Call) -> bool:
     """Whether N(i) is all of the document up to i, whatever the length of the document."""
     p = call.pattern
-    reach = 0 if p.kind == "strided" else p.reach
-    return p.kind == "full" or max(reach, p.local_window, p.sinks) >= call.k.shape[2]
+    return max(p.saturation, p.local_window, p.sinks) >= call.k.shape[2]
 
 
 def columns(call: Call) -> int:
@@ -83,6 +85,8 @@ def columns(call: Call) -> int:
         return p.reach + p.sinks
     if p.kind == "strided":
         return p.local_window + p.sinks + len(_strides(call))
+    if p.kind == "bigbird":
+        return p.local_window + p.sinks + (1 + p.random_blocks) * p.block_size
     return p.local_window + p.sinks + (2 * p.reach - (p.shape == "sliding"))
 
 
@@ -142,11 +146,10 @@ def neighbours(call: Call, queries: slice) -> Neighbours:
     local, sinks = i - offsets[:span], offsets[: pattern.sinks].expand(*i.shape[:3], -1)
     position, allowed = [local, sinks], [local >= pattern.sinks, sinks <= i]
     bias = None
-    if pattern.kind == "strided":
-        back = _strides(call)
-        strided = i - torch.arange(back.start, back.stop, back.step, device=i.device)
-        position.append(strided)
-        allowed.append((strided <= i - span) & (strided >= pattern.sinks))
+    if pattern.kind in ("strided", "bigbird"):
+        others = (_strided if pattern.kind == "strided" else _own_and_drawn_blocks)(call, i)
+        position.append(others)
+        allowed.append((others <= i - span) & (others >= pattern.sinks))
     if pattern.kind == "stochastic":
         sampled, exists, ranks = _sampled(call, places)
         position.append(sampled)
@@ -159,6 +162,23 @@ def neighbours(call: Call, queries: slice) -> Neighbours:
     allowed = allowed & (places.length > 0)[:, None, :, None]
     slot = torch.where(allowed, places.slots(position), places.token[:, None, :, None])
     return Neighbours(slot, allowed, bias)
+
+
+def _strided(call: Call, i: Tensor) -> Tensor:
+    """Positions at the strides back from queries at i, int64 [B', 1, Nq, C]."""
+    back = _strides(call)
+    return i - torch.arange(back.start, back.stop, back.step, device=i.device)
+
+
+def _own_and_drawn_blocks(call: Call, i: Tensor) -> Tensor:
+    """Positions in BigBird's blocks of queries at i, int64 [B', 1, Nq, C]; below 0 where there are fewer blocks."""
+    pattern, own = call.pattern, i // call.pattern.block_size
+    # Numbers, where a compiler may hold symbols, whose hash would be one long expression of them.
+    seed, layer = index(pattern.seed), index(call.layer)
+    step = call.step if isinstance(call.step, Tensor) else index(call.step)
+    drawn = draw_distinct(own[..., 0], pattern.random_blocks, seed=seed, step=step, layer=layer)
+    start = torch.cat([own, drawn], dim=-1)[..., None] * pattern.block_size
+    return (start + torch.arange(pattern.block_size, device=i.device)).flatten(-2)
 
 
 def _sampled(call: Call, places: _Places) -> tuple[Tensor, Tensor, Tensor]:
@@ -234,7 +254,7 @@ def _attend(call: Call, k: Tensor, v: Tensor, queries: slice) -> tuple[Tensor, T
     on_gpu = _can_run_on_gpu(call)
     if sees_whole_past(call):
         found = _whole_past(call, queries)
-    elif on_gpu and call.layout.documents is None and call.pattern.kind != "strided" and not _orders_all_keys(call):
+    elif on_gpu and call.layout.documents is None and _has_finder(call.pattern):
         found = _find_on_gpu(call, queries)
     else:
         found = neighbours(call, queries)
@@ -274,9 +294,9 @@ class _Compiled(torch.autograd.Function):
         return (*products.gradients(ctx.saved_tensors, ctx.found, d_out, d_lse, wanted, **ctx.options), None, None)
 
 
-def _orders_all_keys(call: Call) -> bool:
-    """Whether ranks are counted among all keys of the document, not looked up."""
-    return call.pattern.kind == "stochastic" and call.pattern.scope == "sequence"
+def _has_finder(pattern: Pattern) -> bool:
+    """Whether a kernel finds the keys: by the window, or by ranks that a table holds."""
+    return pattern.kind == "local" or (pattern.kind == "stochastic" and pattern.scope == "prefix")
 
 
 def _can_run_on_gpu(call: Call) -> bool:

@@ -18,7 +18,7 @@ from .validation import check_choice, check_count, check_flag, check_real
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kind = Literal["full", "local", "strided", "stochastic", "moba"]
+Kind = Literal["full", "local", "strided", "stochastic", "bigbird", "moba"]
 Scope = Literal["sequence", "prefix"]
 Shape = Literal["sliding", "block"]
 
@@ -27,7 +27,7 @@ _MOST = 2**31 - 1  # positions and slots are int32 in the backends
 
 @dataclass(frozen=True)
 class Pattern:
-    """A rule for N(i). Build one with `full`, `local`, `strided`, `stochastic` or `moba`.
+    """A rule for N(i). Build one with `full`, `local`, `strided`, `stochastic`, `bigbird` or `moba`.
 
     Fields of other kinds stay at rest. Patterns compare and hash by value, so they can key caches; `to_dict` and
     `from_dict` store them in configs.
@@ -45,6 +45,7 @@ class Pattern:
     block_size: int = 0
     top_k: int = 0
     stride: int = 0
+    random_blocks: int = 0
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, get_args(Kind))
@@ -57,8 +58,11 @@ class Pattern:
         check_real("correction", self.correction, minimum=0.0)
         if self.kind in ("local", "strided", "stochastic") and self.window is not None:
             check_count("window", self.window, minimum=1, maximum=_MOST)
-        if self.kind == "moba":
+        if self.kind in ("bigbird", "moba"):
             check_count("block_size", self.block_size, minimum=1, maximum=_MOST)
+        if self.kind == "bigbird":
+            check_count("random_blocks", self.random_blocks, minimum=1, maximum=_MOST)
+        if self.kind == "moba":
             check_count("top_k", self.top_k, minimum=1, maximum=_MOST)
         if self.kind == "strided":
             check_count("stride", self.stride, minimum=1, maximum=_MOST)
@@ -81,6 +85,7 @@ class Pattern:
                 "seed",
                 "per_head",
             ),
+            "bigbird": ("block_size", "random_blocks", "local_window", "sinks", "seed"),
             "moba": ("block_size", "top_k"),
         }[self.kind]
         fields = type(self).__dataclass_fields__
@@ -158,6 +163,32 @@ class Pattern:
         )
 
     @classmethod
+    def bigbird(cls, block_size: int, random_blocks: int, *, local: int = 0, sinks: int = 0, seed: int = 0) -> Pattern:
+        """The query's own block of positions, and past blocks drawn at random for all its queries alike: a baseline.
+
+        BigBird (arXiv 2007.14062) made causal: its window is `local`, and of its global tokens, which see and are seen
+        by all, what is left is that all see the first ones, `sinks`. Blocks are drawn without replacement among those
+        before the query's own; where there are no more than `random_blocks`, all are taken. They may overlap with the
+        local window and the sinks, and a key counts once. A layer's heads share the draw, which depends on the number
+        of the query's block alone, so N(i) depends on no later token. Causal only.
+
+        Args:
+            block_size: positions in a block; block b holds those from b * block_size on.
+            random_blocks: how many blocks before the query's own are drawn.
+            local: also attend the last `local` positions, the query included (0: none).
+            sinks: also attend the first `sinks` positions.
+            seed: root of the routing keys, 0 <= seed < 2**63.
+        """
+        return cls(
+            "bigbird",
+            block_size=block_size,
+            random_blocks=random_blocks,
+            local_window=local,
+            sinks=sinks,
+            seed=seed,
+        )
+
+    @classmethod
     def moba(cls, block_size: int = 64, top_k: int = 3) -> Pattern:
         """Mixture of block attention: the `top_k` key blocks of largest q . mean(k), the query's own always among them.
 
@@ -171,9 +202,18 @@ class Pattern:
         return _MOST if self.window is None else self.window
 
     @property
+    def saturation(self) -> int:
+        """A document of at most so many tokens is attended in full, whatever is drawn or chosen."""
+        if self.kind == "strided" and self.stride > 1:
+            return 1
+        if self.kind == "bigbird":
+            return (self.random_blocks + 1) * self.block_size
+        return self.top_k * self.block_size if self.kind == "moba" else self.reach
+
+    @property
     def is_random(self) -> bool:
         """Whether N(i) depends on the routing keys."""
-        return self.kind == "stochastic"
+        return self.kind in ("stochastic", "bigbird")
 
     def seeded(self, seed: int) -> Pattern:
         """The same pattern under another seed; itself where it has none."""
@@ -181,8 +221,11 @@ class Pattern:
 
     def check_causal(self, causal: bool) -> None:
         """Raise ValueError where the pattern has no meaning without causality."""
-        if not causal and self.kind == "moba":
-            raise ValueError("causal=False has no meaning for MoBA, whose queries choose among past blocks; got False")
+        if not causal and self.kind in ("bigbird", "moba"):
+            name = {"bigbird": "BigBird", "moba": "MoBA"}[self.kind]
+            raise ValueError(
+                f"causal=False has no meaning for {name}, whose queries choose among past blocks; got False"
+            )
         if not causal and self.kind == "stochastic" and self.scope == "prefix":
             raise ValueError('causal=False needs scope="sequence": scope "prefix" is defined by the past; got False')
 

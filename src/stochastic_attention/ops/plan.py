@@ -9,6 +9,7 @@ another pass has taken). So one backend loop serves all patterns, and a backend 
     sliding     tokens in rank order                   (rank - window, rank + window), keys after i masked out
     block       rank blocks, each in document order    from the block's first token to i, exact
     prefix      one such pass a level, over the queries that use the level
+    BigBird     document order                         the own block up to i, then one pass a drawn block
     MoBA        document order                         the own block up to i, then one pass a chosen block
 
 A query may appear in several passes, over disjoint keys; backends merge them by their log-sum-exp.
@@ -29,7 +30,7 @@ from .call import Call
 from .layout import Layout
 from .moba import choose_blocks
 from .pattern import Pattern
-from .routing import head_words, inverse_permutation, routing_keys
+from .routing import draw_distinct, head_words, inverse_permutation, routing_keys
 
 _LAST = torch.iinfo(torch.int64).max
 _Keys = Callable[[Tensor], Tensor]  # of a call: the routing keys of positions, see `routing_keys`
@@ -96,7 +97,7 @@ def lower(call: Call, draw: Callable[..., Tensor] | None = None) -> list[Pass]:
     pattern, layout = call.pattern, call.layout
     if pattern.kind == "moba":
         return _moba_passes(call)
-    if pattern.kind != "strided" and pattern.reach >= layout.longest:
+    if pattern.saturation >= layout.longest:
         return _drop_empty([_local_pass(layout, None, 0, call.causal)])
     if pattern.kind == "local":
         certain = _certain_passes(layout, pattern.reach, pattern.sinks, call.causal)
@@ -105,6 +106,8 @@ def lower(call: Call, draw: Callable[..., Tensor] | None = None) -> list[Pass]:
     fresh = not passes
     if pattern.kind == "strided":
         return _drop_empty([*passes, _strided_pass(call, fresh)])
+    if pattern.kind == "bigbird":
+        return _drop_empty([*passes, *_bigbird_passes(call, fresh)])
     heads = head_words(call.k.shape[1] if pattern.per_head else 1, call.k.device)  # a key/value group always shares
     keys = partial(draw or routing_keys, seed=pattern.seed, step=call.step, layer=call.layer, head=heads)
     passes += _prefix_passes(call, keys, fresh) if pattern.scope == "prefix" else [_sequence_pass(call, keys, fresh)]
@@ -201,7 +204,7 @@ def _certain_passes(layout: Layout, span: int, sinks: int, causal: bool) -> list
 
 
 def _exclusions(pattern: Pattern, causal: bool, *, exact: bool) -> Rule | None:
-    """The rule of a strided or stochastic pass; `exact` where its intervals already keep causality."""
+    """The rule of a pass beside certain ones; `exact` where its intervals already keep causality."""
     if exact and not pattern.local_window and not pattern.sinks:
         return None
     return Rule(causal, pattern.local_window, pattern.sinks)
@@ -312,6 +315,22 @@ def _level_pass(call: Call, keys: _Keys, level: int, fresh: bool) -> Pass:
         bias=bias,
         fresh=fresh,
     )
+
+
+def _bigbird_passes(call: Call, fresh: bool) -> list[Pass]:
+    """The own block, exact, then the drawn blocks one at a time."""
+    pattern, layout, size = call.pattern, call.layout, call.pattern.block_size
+    first, position, slot = (layout.of_queries(x[:, None]) for x in (layout.first, layout.position, layout.packed))
+    order, rule = layout.packed_order[:, None], _exclusions(pattern, True, exact=True)
+    own = position // size
+    passes = []
+    if pattern.local_window < size:  # else the local window already holds all of it
+        passes.append(_make_pass(layout, order, slot, first + own * size, slot + 1, rule=rule, fresh=fresh))
+    drawn = draw_distinct(own, pattern.random_blocks, seed=pattern.seed, step=call.step, layer=call.layer)
+    for block in drawn.unbind(-1):
+        start = first + block * size
+        passes.append(_make_pass(layout, order, start, start, start + size, chosen=block >= 0, rule=rule))
+    return passes
 
 
 def _moba_passes(call: Call) -> list[Pass]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from .call import Call
 from .layout import Layout, make_layout
 from .pattern import Pattern
-from .routing import permutation_ranks
+from .routing import draw_distinct, permutation_ranks
 
 
 def unsupported(call: Call) -> str | None:
@@ -82,6 +82,9 @@ def neighbourhood(call: Call, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         near = steps < pattern.reach if call.causal else steps <= pattern.reach
         return (same & (certain | ((distance % pattern.stride == 0) & near))).expand(shape), bias
 
+    if pattern.kind == "bigbird":
+        return (same & (certain | _drawn_blocks(call, mine))).expand(shape), bias
+
     sampled, chance = _sampled(call, mine)
     if pattern.correction:
         bias = torch.where(certain, 0.0, -pattern.correction * chance.log()).to(q.dtype)
@@ -123,6 +126,19 @@ def _sampled(call: Call, mine: Tensor) -> tuple[Tensor, Tensor]:
         sampled |= near & (ranks_of_query == n)[..., :, None] & (position < n)[..., None, :]
     chance = ((2 * w - 1) / ranks_of_query.clamp(min=1).double()).clamp(max=1.0)
     return sampled, chance[..., :, None]
+
+
+def _drawn_blocks(call: Call, mine: Tensor) -> Tensor:
+    """BigBird's own and random blocks, without causality inside the own one: bool [B', 1, Nq, Nk]."""
+    pattern, layout = call.pattern, call.layout
+    block_of_key = layout.position[:, None, None] // pattern.block_size
+    own = mine // pattern.block_size
+    draws = min(pattern.random_blocks, layout.longest // pattern.block_size)  # more would find no more blocks
+    drawn = draw_distinct(own, draws, seed=pattern.seed, step=call.step, layer=call.layer)
+    allowed = block_of_key == own[..., None]
+    for block in drawn.unbind(-1):
+        allowed |= block_of_key == block[..., None]
+    return allowed
 
 
 def _chosen_blocks(q: Tensor, k: Tensor, pattern: Pattern, layout: Layout) -> Tensor:

@@ -1,4 +1,4 @@
-"""Routing keys: the only randomness. A stateless hash of (seed, step, layer, head, position), and the ranks it gives.
+"""Routing keys: the only randomness. A stateless hash of (seed, step, layer, head, position), and what is drawn by it.
 
 The same 32 bits come out on every device, in eager and compiled code, in every process; no generator is read or
 written. All arithmetic is int64 holding unsigned 32-bit values, arranged so that no product leaves int64.
@@ -81,6 +81,30 @@ def permutation_ranks(
     """rank of each position in [0, n): its place in the order of (routing key, position). int64 [..., n]."""
     keys = routing_keys(torch.arange(n, device=device), seed=seed, step=step, layer=layer, head=head)
     return inverse_permutation(keys.argsort(dim=-1, stable=True))
+
+
+def draw_distinct(below: Tensor, draws: int, *, seed: int, step: int | Tensor = 0, layer: int = 0) -> Tensor:
+    """`draws` different numbers in [0, b) for each b of `below`, all subsets alike; all b numbers where b <= draws.
+
+    Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987) takes no more than the hash of (b, number of the draw) and
+    no table of candidates: draw d is uniform in [0, t], t = b - draws + d, and where it is taken already, t is free.
+
+    Args:
+        below: int64 [...], 0 <= b < 2**31.
+        draws: how many. The hash counts them in place of heads.
+        seed, step, layer: as in `routing_keys`.
+
+    Returns:
+        int64 [..., draws], in no order, -1 in the places that b < draws leaves empty.
+    """
+    draw = torch.arange(draws, device=below.device)
+    keys = routing_keys(below[..., None], seed=seed, step=step, layer=layer, head=draw)
+    last = below[..., None] - draws + draw
+    drawn = torch.where(last < 0, -1, keys * (last + 1) >> 32)
+    for d in range(1, draws):
+        taken = (drawn[..., :d] == drawn[..., d : d + 1]).any(-1)
+        drawn[..., d] = torch.where(taken, last[..., d], drawn[..., d])
+    return drawn.clamp(min=-1)
 
 
 def inverse_permutation(order: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 # In the order of the page. A command that is not listed here makes a record of the last kind.
 KINDS: dict[str, tuple[str, ...]] = {
-    "Comparisons": ("compare", "eval", "perplexity", "generate"),
+    "Comparisons": ("compare", "recommend", "eval", "perplexity", "generate"),
     "Training": ("train",),
     "Probes": ("probe",),
     "Speed and memory": ("bench",),
@@ -23,6 +23,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 OTHER = "Other"
 _SHOWN = (".md", ".png", ".txt")
+# What `sattn recommend` writes: see `hf.presets`.
+_PRESET = {"preset", "patterns", "decode", "record"}
 _FIELDS = {"command": str, "config": dict, "environment": dict, "results": dict}
 
 
@@ -47,6 +49,11 @@ class Entry:
         return folder if folder and file == "record.json" else self.path.removesuffix(".json")
 
     @property
+    def is_introduction(self) -> bool:
+        """Whether these are files alone that tell what their folder holds."""
+        return self.record is None and any(path.name == "README.md" for path in self.files)
+
+    @property
     def command(self) -> str | None:
         """The word after `sattn` in the record's command line."""
         if self.record is None:
@@ -67,7 +74,7 @@ class Findings:
     """Everything under a folder; paths relative to it.
 
     Attributes:
-        entries: sorted by path.
+        entries: sorted by path; files alone come last, but for introductions.
         faults: by path, why a file that should be shown cannot be.
         foreign: JSON files that are something else than a record.
         rest: files of other kinds, and linked folders, which are not followed.
@@ -78,6 +85,18 @@ class Findings:
     faults: dict[str, str]
     foreign: list[str]
     rest: list[str]
+
+    def kind(self, entry: Entry) -> str:
+        """One of `KINDS`, a record's own. Files alone are of the kind of the records below their folder.
+
+        Where these are of several kinds, an introduction is of the first of them, other files of the last kind of all.
+        """
+        if entry.record is not None:
+            return entry.kind
+        prefix = "" if entry.path == "." else f"{entry.path}/"
+        below = {one.kind for one in self.entries if one.record is not None and one.path.startswith(prefix)}
+        kinds = [kind for kind in KINDS if kind in below]
+        return kinds[0] if kinds and (entry.is_introduction or len(kinds) == 1) else OTHER
 
     def blame(self, path: Path, reason: str) -> None:
         """Note why a file cannot be shown."""
@@ -113,7 +132,7 @@ def collect(folder: Path, *, leave_out: Path | None = None) -> Findings:
         findings.rest.extend(findings.relative(Path(here, name)) for name in folders if Path(here, name).is_symlink())
     if not findings.entries and not findings.faults:
         raise ValueError(f"folder must hold records (record.json and the like), tables or plots, got none in {folder}")
-    findings.entries.sort(key=lambda entry: entry.path)
+    findings.entries.sort(key=lambda entry: (entry.record is None and not entry.is_introduction, entry.path))
     findings.foreign.sort()
     findings.rest.sort()
     return findings
@@ -125,36 +144,51 @@ def _collect_one(findings: Findings, paths: Iterable[Path]) -> None:
     waiting = []
     for path in paths:
         if path.suffix == ".json":
-            facts = _read(path)
+            try:
+                facts = _read(path)
+            except ValueError as error:
+                findings.blame(path, str(error))
+                continue
             if facts is None:
                 findings.foreign.append(findings.relative(path))
-            elif isinstance(facts, str):
-                findings.blame(path, facts)
+            elif not facts:
+                findings.rest.append(findings.relative(path))
             else:
                 records[path.stem] = Entry(findings.relative(path), facts)
         elif path.suffix in _SHOWN:
             waiting.append(path)
         else:
             findings.rest.append(findings.relative(path))
+    presets = (entry for entry in records.values() if entry.command == "recommend")
+    common = records.get("record") or next(presets, None)
     for path in waiting:
-        owner = records.get(path.stem) or records.get("record")
+        owner = records.get(path.stem) or common
         if owner is None:
             owner = records.setdefault("", Entry(findings.relative(path.parent), None))
         owner.files.append(path)
     findings.entries.extend(records.values())
 
 
-def _read(path: Path) -> Mapping[str, Any] | str | None:
-    """The record, or in words why it is a broken one, or None where it is something else."""
+def _read(path: Path) -> Mapping[str, Any] | None:
+    """The record, which may stand in a preset; {} for a preset without one, None for anything else.
+
+    Raises:
+        ValueError: in words, why a record cannot be shown.
+    """
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        raise ValueError(f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        return f"is not JSON: {error}"
-    if not isinstance(facts, dict):
+        raise ValueError(f"is not JSON: {error}") from None
+    if isinstance(facts, dict) and set(facts) == _PRESET:
+        facts = facts["record"]
+        if facts is None:
+            return {}
+    # Data that do not say how they were made are no record, whatever else they hold.
+    if not isinstance(facts, dict) or "command" not in facts:
         return None
     wrong = [name for name, kind in _FIELDS.items() if not isinstance(facts.get(name), kind)]
-    if len(wrong) == len(_FIELDS):
-        return None
-    return f"is no whole record: {', '.join(wrong)} missing or of another type" if wrong else facts
+    if wrong:
+        raise ValueError(f"is no whole record: {', '.join(wrong)} missing or of another type")
+    return facts

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..tables import markdown
+from .markdown import fenced
 
 Facts = Mapping[str, Any]
 
@@ -44,6 +45,54 @@ def _compare(config: Facts, results: Facts) -> str:
     return render(cells, prefill, match=config["match"], length=config["length"])
 
 
+def _recommend(config: Facts, results: Facts) -> str:
+    return f"{_compare(config, results)}\n{results['verdict']}\n"
+
+
+def _eval(config: Facts, results: Facts) -> str:
+    from ..evaluation.eval_table import render
+    from ..evaluation.evaluate import Result
+    from ..evaluation.paired import Difference
+
+    cells, differences = rebuild(list[Result], results["cells"]), rebuild(list[Difference], results["differences"])
+    return render(cells, differences, match=config["match"])
+
+
+def _perplexity(config: Facts, results: Facts) -> str:
+    from ..evaluation.loss_comparison import Named, Outcome, render
+    from ..evaluation.token_losses import Bucket
+
+    models = [
+        (Named(model["kind"], model["model"]), rebuild(list[Bucket], model["buckets"])) for model in results["models"]
+    ]
+    return render(Outcome(dict(config), models))
+
+
+def _generate(config: Facts, results: Facts) -> str:  # noqa: ARG001
+    """The figures, which the command prints for a terminal, then each text."""
+    from ..evaluation.generation import Continuation, render
+
+    continuations = rebuild(list[Continuation], results["continuations"])
+    texts = [f"{found.method}:\n\n{fenced(found.text)}" for found in continuations]
+    return "\n\n".join([fenced(render(continuations)), *texts])
+
+
+def _probe(config: Facts, results: Facts) -> str:
+    from ..lm.probes.cells import Settings, plan
+    from ..lm.probes.report import render
+    from ..lm.probes.training import ProbeResult
+
+    # Settings refuse a device that this machine lacks, which a table does not need.
+    settings = rebuild(Settings, {**config, "device": "cpu"})
+    return render([(cell, rebuild(ProbeResult, results[cell.key])) for cell in plan(settings)], settings)
+
+
+def _predict(config: Facts, results: Facts) -> str:  # noqa: ARG001
+    from ..benchmark.prediction import Assumptions, Prediction, table
+
+    return table(rebuild(list[Prediction], results["predictions"]), rebuild(Assumptions, results["assumptions"]))
+
+
 def _reach(config: Facts, results: Facts) -> str:
     from ..analysis.reach_report import PatternReach, Settings, render
 
@@ -75,7 +124,10 @@ def _compare_graphs(config: Facts, results: Facts) -> str:  # noqa: ARG001
     return render(rebuild(dict[str, GraphReport], results))
 
 
-def _bench(config: Facts, results: Facts) -> str:  # noqa: ARG001
+_OF_ALL_CASES = ("device", "dtype", "heads", "head_dim", "window", "draw", "repeats")
+
+
+def _bench(config: Facts, results: Facts) -> str:
     """A line a measurement, with time and memory; batch and head dimension where the record has them."""
     directions = {False: "forward", True: "forward + backward"}
     speed = {(directions[row["backward"]], *_case(row)): row for row in results["speed"]}
@@ -98,10 +150,13 @@ def _bench(config: Facts, results: Facts) -> str:  # noqa: ARG001
         if memory:
             line["MiB above the inputs"] = f"{extra['extra_bytes'] / 2**20:.1f}" if extra else ""
         rows.append(line)
-    note = (
+    notes = [
         "full: torch's own full causal attention in the same run; limit: how many times fewer pairs of query and key."
-    )
-    return markdown([list(rows[0]), *(list(row.values()) for row in rows)]) + f"\n- {note}\n"
+    ]
+    of_all = [f"{name.replace('_', ' ')} {config[name]}" for name in _OF_ALL_CASES if name in config]
+    notes += [f"{', '.join(of_all)}."] if of_all else []
+    table = markdown([list(rows[0]), *(list(row.values()) for row in rows)])
+    return table + "\n" + "".join(f"- {note}\n" for note in notes)
 
 
 def _case(row: Facts) -> tuple[Any, ...]:
@@ -110,6 +165,12 @@ def _case(row: Facts) -> tuple[Any, ...]:
 
 RENDERERS: dict[str, Callable[[Facts, Facts], str]] = {
     "compare": _compare,
+    "recommend": _recommend,
+    "eval": _eval,
+    "perplexity": _perplexity,
+    "generate": _generate,
+    "probe": _probe,
+    "predict": _predict,
     "reach": _reach,
     "mixing": _mixing,
     "estimator": _estimator,
@@ -118,4 +179,9 @@ RENDERERS: dict[str, Callable[[Facts, Facts], str]] = {
     "bench": _bench,
 }
 # Where a renderer does not show all results, those that it shows.
-PARTS = {"bench": ("speed", "decode", "memory")}
+PARTS = {
+    "bench": ("speed", "decode", "memory"),
+    "generate": ("continuations",),
+    "predict": ("predictions",),
+    "recommend": ("cells", "prefill", "verdict"),
+}

@@ -15,6 +15,7 @@ from .markup import command_line, definitions, element, folded, image, preformat
 
 _LABELS = {
     "compare": "Quality at equal budget",
+    "recommend": "A recommended pattern",
     "eval": "Zero-shot tasks",
     "perplexity": "Perplexity",
     "generate": "Generation",
@@ -30,13 +31,15 @@ _LABELS = {
 }
 # By command and file: what a picture shows, for those who do not see it.
 _PICTURES = {
+    ("perplexity", "plot.png"): "Perplexity by position, and of repeats by distance, a curve a kind of model",
     ("compare", "plot.png"): "Quality against mean keys a query, a panel a task, a curve a method",
+    ("eval", "plot.png"): "Mean over the tasks against mean keys a query, a panel a measure of keys, a curve a method",
     ("reach", "plot.png"): "Share of the past that is reached against the number of layers, a curve a pattern",
     ("reach", "position.png"): "Share of the past that is reached against the query's position, a panel a depth",
     ("mixing", "plot.png"): "Distance from the mixed state against the number of layers, a curve a pattern",
     ("estimator", "plot.png"): "Bias and variance against the window, a curve an estimate",
     ("compare-graphs", "plot.png"): "Clustering over path length, a point a graph",
-    ("probe", "plot.png"): "Recall against distance, a curve a kind of attention",
+    ("probe", "plot.png"): "Accuracy against distance, a curve a kind of attention",
     ("train", "loss.png"): "Loss against training tokens",
     ("bench", "plot.png"): "Speedup over full attention against tokens, a curve a pattern",
 }
@@ -48,7 +51,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 def render(findings: Findings) -> str:
     """The page as HTML. What could not be shown is added to `findings.faults`, and is on the page."""
-    groups = {kind: [entry for entry in findings.entries if entry.kind == kind] for kind in KINDS}
+    groups = {kind: [entry for entry in findings.entries if findings.kind(entry) == kind] for kind in KINDS}
     groups = {kind: entries for kind, entries in groups.items() if entries}
     # First, because it finds the faults that stand above.
     body = "\n".join(_group(findings, kind, entries) for kind, entries in groups.items())
@@ -75,6 +78,7 @@ def render(findings: Findings) -> str:
 <main>
 {_faults(findings)}{body}
 {_rest(findings)}</main>
+<a class="back" href="#contents">Contents</a>
 </body>
 </html>
 """
@@ -89,7 +93,7 @@ def _contents(groups: Mapping[str, list[Entry]]) -> str:
         + "</ul></li>"
         for kind, entries in groups.items()
     ]
-    return '<nav aria-label="Contents">\n<h2>Contents</h2>\n<ul>\n' + "\n".join(items) + "\n</ul>\n</nav>"
+    return '<nav aria-label="Contents" id="contents">\n<h2>Contents</h2>\n<ul>\n' + "\n".join(items) + "\n</ul>\n</nav>"
 
 
 def _group(findings: Findings, kind: str, entries: list[Entry]) -> str:
@@ -105,7 +109,8 @@ def _group(findings: Findings, kind: str, entries: list[Entry]) -> str:
 
 def _title(entry: Entry) -> str:
     if entry.record is None:
-        return "Files at the top" if entry.name == "." else f"Files of {entry.name}"
+        words = ("About these results", "About") if entry.is_introduction else ("Files at the top", "Files of")
+        return words[0] if entry.name == "." else f"{words[1]} {entry.name}"
     return f"{_LABELS.get(entry.command or '', 'Record')}: {entry.name}"
 
 
@@ -116,7 +121,8 @@ def _anchor(entry: Entry) -> str:
 def _section(findings: Findings, entry: Entry) -> Iterator[str]:
     record = entry.record
     if record is None:
-        yield "<p>These belong to no record.</p>"
+        if not entry.is_introduction:
+            yield "<p>These belong to no record.</p>"
     else:
         yield command_line(record["command"])
         yield element("p", _machine(record["environment"]), class_="machine")
@@ -164,17 +170,25 @@ def _tables(findings: Findings, entry: Entry) -> Iterator[str]:
             yield markdown.to_html(text, label=title)
             shown = PARTS.get(entry.command or "", left)
             left = {name: value for name, value in left.items() if name not in shown}
-            kept = [path for path in kept if path.name not in _MADE_FROM_DATA]
+            kept = [path for path in kept if _role(entry, path) not in _MADE_FROM_DATA]
         elif kept:
             left = {}
     for path in kept:
         if (text := _text(findings, path)) is not None:
+            if path.name != "README.md" and _role(entry, path) not in _MADE_FROM_DATA:
+                yield element("p", f"File: {path.name}", class_="machine")
             yield markdown.to_html(text, label=f"{title}, {path.name}")
     yield plain.to_html(left, label=title)
 
 
+def _role(entry: Entry, path: Path) -> str:
+    """A file's name as it is beside a record.json; some commands name a table or a plot after their record."""
+    named_after = path.stem == Path(entry.path).stem
+    return {".md": "table.md", ".png": "plot.png"}.get(path.suffix, path.name) if named_after else path.name
+
+
 def _picture(findings: Findings, entry: Entry, path: Path) -> str:
-    shown = _PICTURES.get((entry.command or "", path.name), f"Picture {path.name}")
+    shown = _PICTURES.get((entry.command or "", _role(entry, path)), f"Picture {path.name}")
     try:
         picture = image(path.read_bytes(), alt=f"{shown}. {_title(entry)}.")
     except (OSError, ValueError) as error:

@@ -31,13 +31,16 @@ def figure(value: Any) -> str:  # noqa: ANN401  # plain data
     """A value in a cell: four digits, or all before the point; an estimate with its error; a long list, cut."""
     if value is None:
         return ""
+    if isinstance(value, int) and abs(value) >= 1e4:
+        return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, dict) and set(value) == {"value", "stderr", "n"}:
         error = "" if value["stderr"] is None else f" ± {figure(value['stderr'])}"
         return f"{figure(value['value'])}{error} (n = {figure(value['n'])})"
     if isinstance(value, dict):
-        return ", ".join(f"{name}: {figure(item)}" for name, item in value.items())
+        told = {name: f"({figure(item)})" if isinstance(item, dict) else figure(item) for name, item in value.items()}
+        return ", ".join(f"{name}: {item}" for name, item in told.items())
     if isinstance(value, list):
         more = f", and {len(value) - _MOST:,} more" if len(value) > _MOST else ""
         return ", ".join(map(figure, value[:_MOST])) + more

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...records import Estimate
+from ..copies import copy_distances
 from ..requests import Item, Request, Score, Span
 from .base import TaskOptions
 from .spans import perplexities
@@ -19,11 +20,12 @@ _NEAR = 15
 
 
 class Distance(TextTask):
-    """Perplexity of tokens that complete a repeated sequence of three, by how far back it last stood.
+    """Perplexity of tokens that repeat what followed the same two tokens before, by how far back that was.
 
-    Token t_i repeats at distance d if (t_{i-2}, t_{i-1}, t_i) = (t_{j-2}, t_{j-1}, t_j) for j = i - d and no later
-    j < i. So a query that sees none but the last d - 2 tokens has not seen what foretells it, and distances are the
-    text's own: nothing is put into it. Groups: d up to 15, then 16 to 63, 64 to 255, and so on by powers of four.
+    Repeats and their distances are those of `copy_distances`: a token counts where the last time that its cue occurred
+    the same token followed, d tokens ago. So a query that sees none but the last d - 1 tokens has not seen what
+    foretells it, and distances are the text's own: nothing is put into it. Groups: d up to 15, then 16 to 63, 64 to
+    255, and so on by powers of four.
 
     Scored is the last quarter of a window of `length` tokens, so that every scored token has three quarters behind it
     and patterns that give late tokens more keys gain nothing by it. Tokens that repeat nothing are run, not graded.
@@ -34,7 +36,7 @@ class Distance(TextTask):
         items = super().items(tokenizer, options, limit)
         if not any(item.spans for item in items):
             raise ValueError(
-                "distance needs text that repeats a sequence of three tokens in the last quarter of a window; "
+                "distance needs text that repeats three tokens in a row, the third in the last quarter of a window; "
                 f"none of the {limit} windows of {options.length} tokens does"
             )
         return items
@@ -51,22 +53,10 @@ class Distance(TextTask):
         first = length - scored
         spans = tuple(
             Span(place - first, place - first + 1, _group(distance))
-            for place, distance in repeats(window).items()
-            if place >= first
+            for place, distance in enumerate(copy_distances(window))
+            if place >= first and distance > 0
         )
         return Item((Request(tuple(window), scored),), spans=spans)
-
-
-def repeats(tokens: Sequence[int]) -> dict[int, int]:
-    """The place of each token that completes a sequence of three seen before -> its distance to the last such place."""
-    last: dict[tuple[int, ...], int] = {}
-    found = {}
-    for place in range(2, len(tokens)):
-        three = tuple(tokens[place - 2 : place + 1])
-        if three in last:
-            found[place] = place - last[three]
-        last[three] = place
-    return found
 
 
 def _group(distance: int) -> str:

@@ -18,7 +18,7 @@ from ..layout import Layout
 from ..pattern import Pattern
 from . import launch
 
-_COUNTS = ("local_window", "sinks", "seed", "block_size", "top_k", "stride")
+_COUNTS = ("local_window", "sinks", "seed", "block_size", "top_k", "stride", "random_blocks")
 
 
 def attend(call: Call) -> tuple[Tensor, Tensor]:
