@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     require("lm_eval", "transformers", "datasets", "matplotlib", "tqdm")
     from ..evaluation import sharing
     from ..evaluation.curves import SWEEP_X_LABEL, sweep_panels
+    from ..evaluation.eval_table import accuracies, render
     from ..evaluation.evaluate import Settings, evaluate
     from ..plots import plot_panels
     from ..records import Environment, Record, write_text
