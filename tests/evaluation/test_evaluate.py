@@ -471,6 +471,7 @@ def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsy
     }
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_rows_and_one_writes(model_with_end, data, tmp_path):
     options = ["--tasks", "lambada_openai,arc_easy", "--data", str(data), "--offline", "--methods", "swa,sa"]
     options += ["--budgets", "8", "--log-samples"]

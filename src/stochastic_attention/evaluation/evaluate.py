@@ -1,4 +1,4 @@
-"""Zero-shot evaluation by lm-evaluation-harness, task by task and resumable: a model as it is, or under a method."""
+"""Evaluation by lm-evaluation-harness, task by task and resumable: a model as it is, or under methods at budgets."""
 
 from __future__ import annotations
 
