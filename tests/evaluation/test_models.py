@@ -13,6 +13,15 @@ def test_a_folder_is_loaded_in_the_dtype_asked_for(model_folder):
     assert language.longest == 512
 
 
+def test_a_model_is_spread_by_a_map(model_folder):
+    plain, spread = (load_model(str(model_folder), **options).model for options in ({}, {"device_map": {"": "cpu"}}))
+    ids = torch.arange(20)[None]
+    with torch.inference_mode():
+        assert torch.equal(spread(ids).logits, plain(ids).logits)
+    with pytest.raises(ValueError, match="device must not be given with a device_map, got cpu with auto"):
+        load_model(str(model_folder), device="cpu", device_map="auto")
+
+
 def test_pickled_weights_are_not_read(model_folder, tmp_path):
     for file in model_folder.iterdir():
         if file.suffix != ".safetensors":

@@ -1,7 +1,8 @@
 """Evaluate a model zero-shot on tasks of lm-evaluation-harness: as it is, or under methods at budgets.
 
 Finished cells (task, method, budget, seed) are kept in OUTPUT: the same command resumes, and one with further tasks,
-methods, budgets or seeds runs those alone. Remote code is never run.
+methods, budgets or seeds runs those alone. Started by torchrun or `accelerate launch`, processes share the rows. Remote
+code is never run.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import os
 from pathlib import Path
 
 from . import interrupted, require
-from .options import split_limits, split_list, split_numbers
+from .options import count_or_auto, split_limits, split_list, split_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("model", help="hub name, folder (a trained model too), .gguf file, or smollm2-135m-instruct")
-    parser.add_argument("--tasks", default="hellaswag,piqa,winogrande", help="of the harness, comma-separated")
+    parser.add_argument(
+        "--tasks", default="hellaswag,piqa,winogrande", help="of the harness, comma-separated; mmlu: its 57 subjects"
+    )
+    parser.add_argument("--shots", type=int, default=0, help="examples before each question")
+    parser.add_argument("--chat-template", action="store_true", help="put questions by the model's chat template")
+    parser.add_argument("--log-samples", action="store_true", help="keep what is found in each row, in OUTPUT/samples")
     parser.add_argument(
         "--methods", default="", help="as in compare, comma-separated; by default the model runs its own attention"
     )
@@ -27,14 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=1, help="draws of random orders: of the methods, or of the model's own layers"
     )
     parser.add_argument(
-        "--limit", default="", help="rows of a task, from the first: N for all tasks, TASK=N for one; by default all"
+        "--limit", default="", help="rows of a task, from the first: N for each, TASK=N for one; by default all"
     )
     parser.add_argument("--length", type=int, help="most tokens of a window; by default the model's own")
-    parser.add_argument("--data", type=Path, help="folder with lambada_openai.jsonl, wikitext2_test.raw, arc_*")
+    parser.add_argument("--data", type=Path, help="folder with the rows of tasks, in files")
+    parser.add_argument("--allow-code", action="store_true", help="run programs that the model writes, for humaneval")
     parser.add_argument("--offline", action="store_true", help="touch no network: rows and model are on this machine")
-    parser.add_argument("--batch-size", type=int, default=8, help="rows of a batch; no score depends on it")
+    parser.add_argument(
+        "--batch-size", type=count_or_auto, default=8, help="rows of a batch, or auto; no score depends on it"
+    )
     parser.add_argument("--output", type=Path, default=Path("results/eval"), help="folder for all that is written")
-    parser.add_argument("--device", default="cpu", help="where to run, as torch names it")
+    parser.add_argument("--device", help="where to run, as torch names it; by default the CPU")
+    parser.add_argument("--device-map", help="auto: spread a large model over devices, in place of --device")
     parser.add_argument("--dtype", default="float32", help="of the model: float32, bfloat16 or float16")
     parser.add_argument("--backend", help="of the op under methods; by default the fastest that can")
 
@@ -43,13 +53,18 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, then write record.json, table.md and, of a sweep, plot.png, and print the table."""
     if args.offline:  # read where these libraries are imported
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    if args.allow_code:  # read by metrics of the harness's own
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     require("lm_eval", "transformers", "datasets", "matplotlib", "tqdm")
+    from ..evaluation import sharing
     from ..evaluation.curves import SWEEP_X_LABEL, sweep_panels
     from ..evaluation.eval_table import accuracies, render
     from ..evaluation.evaluate import Settings, evaluate
     from ..plots import plot_panels
     from ..records import Environment, Record, write_text
 
+    if args.device is not None and args.device_map is not None:
+        raise ValueError(f"device must not be given with a device_map, got {args.device} with {args.device_map}")
     tasks = split_list(args.tasks)
     settings = Settings(
         model=args.model,
@@ -62,12 +77,20 @@ def run(args: argparse.Namespace) -> int:
         length=args.length,
         data=args.data,
         offline=args.offline,
-        device=args.device,
+        device=args.device or "cpu",
+        device_map=args.device_map,
         dtype=args.dtype,
         backend=args.backend,
+        shots=args.shots,
+        chat_template=args.chat_template,
+        log_samples=args.log_samples,
+        allow_code=args.allow_code,
     )
     try:
-        outcome = evaluate(settings, args.output, batch_size=args.batch_size)
+        with sharing.group():
+            outcome = evaluate(settings, args.output, batch_size=args.batch_size)
+            if not sharing.is_first():
+                return 0
     except KeyboardInterrupt:
         return interrupted(args)
     table = render(outcome.results, outcome.differences, match=settings.match)

