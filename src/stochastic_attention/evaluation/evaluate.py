@@ -158,7 +158,7 @@ class Result:
 
 
 # The first of them that a task has stands for it; length-normalised accuracy is the usual one for HellaSwag and ARC.
-ACCURACIES = ("acc_norm", "acc", "exact_match")
+ACCURACIES = ("acc_norm", "acc", "exact_match", "pass@1")
 
 
 def headline(result: Result) -> str:
