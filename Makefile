@@ -26,7 +26,7 @@ test-interpreted: $(VENV)/.installed-dev
 # The swap and the language model on the oldest transformers that pyproject.toml allows, which hides the one in .venv and leaves it as it is.
 test-oldest: $(VENV)/.installed-dev build/oldest/.installed
 	PYTHONPATH=$(CURDIR)/build/oldest $(TEST) -m "not slow and not interpreted" tests/hf tests/lm/test_model.py \
-		tests/lm/test_train.py tests/evaluation/test_harness.py
+		tests/lm/test_train.py tests/evaluation/harness/test_lm.py
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check src tests

@@ -65,8 +65,8 @@ def test_a_table_is_what_its_command_printed(command, results, printed):
 @pytest.mark.parametrize("methods", [{"swa+sinks": 8, "union": 8}, {None: None}], ids=["sweep", "as it is"])
 def test_an_evaluation_is_what_its_command_printed(methods):
     pytest.importorskip("lm_eval")
-    from stochastic_attention.evaluation.eval_table import render
-    from stochastic_attention.evaluation.evaluate import Outcome, Result
+    from stochastic_attention.evaluation.harness.evaluate import Outcome, Result
+    from stochastic_attention.evaluation.harness.table import render
 
     metrics = {"acc": Estimate(0.5, 0.25, 4), "acc_norm": Estimate(0.25, None, 4)}
     rows = {"acc_norm": [0.0, 0.0, 0.0, 1.0]}

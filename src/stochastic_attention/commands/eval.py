@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
     if args.allow_code:  # read by metrics of the harness's own
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     require("lm_eval", "transformers", "datasets", "matplotlib", "tqdm")
-    from ..evaluation import sharing
     from ..evaluation.curves import SWEEP_X_LABEL, sweep_panels
-    from ..evaluation.eval_table import accuracies, render
-    from ..evaluation.evaluate import Settings, evaluate
+    from ..evaluation.harness import sharing
+    from ..evaluation.harness.evaluate import Settings, evaluate
+    from ..evaluation.harness.table import accuracies, render
     from ..plots import plot_panels
     from ..records import Environment, Record, write_text
 

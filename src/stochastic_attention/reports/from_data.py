@@ -50,8 +50,8 @@ def _recommend(config: Facts, results: Facts) -> str:
 
 
 def _eval(config: Facts, results: Facts) -> str:
-    from ..evaluation.eval_table import render
-    from ..evaluation.evaluate import Result
+    from ..evaluation.harness.evaluate import Result
+    from ..evaluation.harness.table import render
     from ..evaluation.paired import Difference
 
     cells, differences = rebuild(list[Result], results["cells"]), rebuild(list[Difference], results["differences"])

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from .journal import Journal
+from ..journal import Journal
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

@@ -1,10 +1,4 @@
-"""lm-evaluation-harness on a swapped model (extra "harness").
-
-import lm_eval
-from stochastic_attention.evaluation.harness import SwappedLM
-
-lm_eval.simple_evaluate(SwappedLM(pretrained=model, tokenizer=tokenizer, batch_size=8), tasks=["arc_easy"])
-"""
+"""lm-evaluation-harness on a swapped model: likelihoods that no padding enters, patterns, and a model that counts."""
 
 from __future__ import annotations
 
@@ -18,12 +12,12 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
-from ..hf import Preset
-from ..ops.pattern import Pattern
-from .budget import sees_everything
-from .prefill import attending
-from .requests import Profile, Request, Score, profile
-from .scoring import score_requests
+from ...hf import Preset
+from ...ops.pattern import Pattern
+from ..budget import sees_everything
+from ..prefill import attending
+from ..requests import Profile, Request, Score, profile
+from ..scoring import score_requests
 from .sharing import is_first, shared
 
 Answer = TypeVar("Answer", Score, str)

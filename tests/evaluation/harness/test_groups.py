@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from stochastic_attention.evaluation.task_groups import GROUPS, expand, pooled, split_limit
+from stochastic_attention.evaluation.harness.groups import GROUPS, expand, pooled, split_limit
 from stochastic_attention.records import Estimate
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.evaluator import evaluate as run_harness
 
-from ..records import Estimate
-from .tasks.base import ratio_perplexity
+from ...records import Estimate
+from ..tasks.base import ratio_perplexity
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
-    from .harness import SwappedLM
+    from .lm import SwappedLM
 
 # Resamplings of a metric whose standard error has no formula.
 _BOOTSTRAP = 1000

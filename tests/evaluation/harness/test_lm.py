@@ -16,7 +16,7 @@ pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from stochastic_attention.evaluation.harness import CountingLM, MethodLM, SwappedLM
+from stochastic_attention.evaluation.harness.lm import CountingLM, MethodLM, SwappedLM
 from stochastic_attention.evaluation.requests import Profile
 
 SPECIAL = ["[pad]", "[end]", "[unknown]"]

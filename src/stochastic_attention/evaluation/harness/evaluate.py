@@ -13,26 +13,26 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from .. import __version__
-from ..hf import set_step
-from ..hf.plan import check_swappable
-from ..lm.text import digest
-from ..models import LanguageModel, check_model, load_model, weights_digest
-from ..ops.backends import backend_names
-from ..ops.pattern import Pattern
-from ..ops.validation import check_choice, check_count, check_device
-from ..records import Estimate, write_text
-from .budget import Match, Queries
-from .compare import DTYPES
-from .draws import has_chance
-from .eval_tasks import Source, check_names, find_sources, load_task, task_manager
-from .harness import CountingLM, MethodLM, SwappedLM
-from .harness_run import build_requests, quiet, run_task
-from .methods import METHODS, REFERENCE
-from .paired import Difference, ScoredRows, paired_differences
-from .requests import Profile
+from ... import __version__
+from ...hf import set_step
+from ...hf.plan import check_swappable
+from ...lm.text import digest
+from ...models import LanguageModel, check_model, load_model, weights_digest
+from ...ops.backends import backend_names
+from ...ops.pattern import Pattern
+from ...ops.validation import check_choice, check_count, check_device
+from ...records import Estimate, write_text
+from ..budget import Match, Queries
+from ..compare import DTYPES
+from ..draws import has_chance
+from ..methods import METHODS, REFERENCE
+from ..paired import Difference, ScoredRows, paired_differences
+from ..requests import Profile
+from .groups import expand, pool_results, share_limit
+from .lm import CountingLM, MethodLM, SwappedLM
+from .rows import Source, check_names, find_sources, load_task, task_manager
+from .run import build_requests, quiet, run_task
 from .sharing import from_first, is_first, open_journal, own_device
-from .task_groups import expand, pool_results, share_limit
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -47,7 +47,7 @@ class Settings:
 
     Attributes:
         model: see `load_model`.
-        tasks: single tasks of the harness, or groups of `task_groups`.
+        tasks: single tasks of the harness, or groups of `groups`.
         methods, budgets: methods of `METHODS`, each set for each task to each budget; full attention always runs, as
             the reference. No methods: the model as it is.
         match: which measured mean meets the budget.

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from stochastic_attention.evaluation.programs import passes
+from stochastic_attention.evaluation.harness.programs import passes
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
-from ..tables import markdown
-from .budget import Match
+from ...tables import markdown
+from ..budget import Match
+from ..paired import Difference
+from ..ranking import Cell, common_targets, rank
 from .evaluate import ACCURACIES, Result, headline
-from .paired import Difference
-from .ranking import Cell, common_targets, rank
 
 # What every method is compared with on the same rows, where it took part.
 OTHERS = ("full", "swa+sinks")
