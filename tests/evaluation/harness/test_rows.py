@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from stochastic_attention.evaluation.harness import rows
 from stochastic_attention.evaluation.harness.groups import GROUPS, MMLU_SUBJECTS
 from stochastic_attention.evaluation.harness.rows import (
     LOCAL,
@@ -17,6 +16,7 @@ from stochastic_attention.evaluation.harness.rows import (
     load_task,
     task_manager,
 )
+from stochastic_attention.evaluation.harness.run import EXAMPLES_SEED
 from stochastic_attention.evaluation.tasks.wheel import wheel_missing
 
 HUMANEVAL = {
@@ -162,7 +162,7 @@ class TestExamples:
         found = prompts(task, None)
         assert all(prompt.count("=") == shots + 1 for prompt in found)
         assert all(prompt.count(prompt.rsplit("\n", 1)[-1]) == 1 for prompt in found)  # never its own answer
-        task.set_fewshot_seed(rows.EXAMPLES_SEED)
+        task.set_fewshot_seed(EXAMPLES_SEED)
         assert prompts(task, None) == found
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Resamplings of a metric whose standard error has no formula.
 _BOOTSTRAP = 1000
 # Draws the examples before a question: the harness's own default.
-_EXAMPLES_SEED = 1234
+EXAMPLES_SEED = 1234
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def run_task(task: Task, lm: SwappedLM, limit: int | None, *, chat_template: boo
     # Else the harness forks a process a core to resample a metric.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     name = str(task.task_name)
-    task.set_fewshot_seed(seed=_EXAMPLES_SEED)
+    task.set_fewshot_seed(seed=EXAMPLES_SEED)
     with quiet():
         found: Any = run_harness(  # type: ignore[call-arg]
             lm=lm,  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ def run_task(task: Task, lm: SwappedLM, limit: int | None, *, chat_template: boo
 
 def build_requests(task: Task, lm: SwappedLM, limit: int | None, *, chat_template: bool = False) -> None:
     """Make `task.instances` those of `run_task`."""
-    task.set_fewshot_seed(seed=_EXAMPLES_SEED)
+    task.set_fewshot_seed(seed=EXAMPLES_SEED)
     task.build_all_requests(
         limit=limit,
         apply_chat_template=chat_template,
