@@ -315,11 +315,11 @@ def test_questions_are_put_by_the_chat_template(run, model_folder, tmp_path, mon
 
 
 def test_programs_are_written_under_a_method_and_run(run, data, model_with_end, monkeypatch):
-    rows = [
+    problems = [
         {"prompt": f"x = {n}  #", "entry_point": "abs", "test": f"def check(_):\n    assert x == {n % 2}\n"}
         for n in range(4)
     ]
-    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, problems)).encode()))
     settings = {
         "model": model_with_end,
         "tasks": ("humaneval",),

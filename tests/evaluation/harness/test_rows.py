@@ -159,6 +159,7 @@ class TestExamples:
                 load_task("sums", Source("hub", None), manager, shots=shots)
             return
         task = load_task("sums", Source("hub", None), manager, shots=shots)
+        task.set_fewshot_seed(EXAMPLES_SEED)
         found = prompts(task, None)
         assert all(prompt.count("=") == shots + 1 for prompt in found)
         assert all(prompt.count(prompt.rsplit("\n", 1)[-1]) == 1 for prompt in found)  # never its own answer
