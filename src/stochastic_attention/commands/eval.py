@@ -1,4 +1,4 @@
-"""Evaluate a model zero-shot on tasks of lm-evaluation-harness: as it is, or under methods at budgets.
+"""Evaluate a model on tasks of lm-evaluation-harness: as it is, or under methods at budgets.
 
 Finished cells (task, method, budget, seed) are kept in OUTPUT: the same command resumes, and one with further tasks,
 methods, budgets or seeds runs those alone. Started by torchrun or `accelerate launch`, processes share the rows. Remote
