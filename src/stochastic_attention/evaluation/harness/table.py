@@ -80,8 +80,7 @@ def _by_method(results: Sequence[Result], differences: Sequence[Difference], mat
         f"Each method is set for each task so that {match} is nearest to the budget. w_eff: measured mean keys a "
         "query; w_scored: the same over the scored queries; both as means over the tasks. They fall short of the "
         "budget where texts are shorter than it: there a method is full attention.",
-        f"±: standard deviation over {max(_draws(results))} draws of the random orders; of a difference, its standard "
-        "error over rows, the same rows for both.",
+        f"±: {_over_draws(results)}; of a difference, its standard error over rows, the same rows for both.",
     ]
     return markdown(rows) + _notes(notes)
 
@@ -118,9 +117,7 @@ def _by_metric(results: Sequence[Result]) -> str:
             lines.append(line + [_keys(mine)] * shows_methods)
     notes = [
         "± rows: standard error over the rows of the task, of the first draw.",
-        f"± draws: standard deviation over {max(_draws(results))} draws of the random orders."
-        if max(_draws(results)) > 1
-        else "± draws: nothing was drawn more than once.",
+        f"± draws: {_over_draws(results)}.",
     ]
     return markdown(lines) + _notes(notes)
 
@@ -129,8 +126,13 @@ def _notes(notes: Sequence[str]) -> str:
     return "\n" + "".join(f"- {note}\n" for note in notes)
 
 
-def _draws(results: Sequence[Result]) -> list[int]:
-    return list(Counter((result.task, result.method, result.budget) for result in results).values())
+def _over_draws(results: Sequence[Result]) -> str:
+    draws = max(Counter((result.task, result.method, result.budget) for result in results).values())
+    return (
+        f"standard deviation over {draws} draws of the random orders"
+        if draws > 1
+        else "nothing was drawn more than once"
+    )
 
 
 def _figure(value: float) -> str:
