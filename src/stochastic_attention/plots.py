@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+_MARKERS = "osD^v<>Ph*"
+
+
 @dataclass(frozen=True)
 class Point:
     """A measurement at `x`, with the half length of its error bar."""
@@ -22,7 +25,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one method. `colour` is a place in the colour cycle, so that a method keeps its own in every figure.
+    """Points of one method. `colour` is a place among colours and markers, so that a method keeps its own everywhere.
+
+    The ten colours come again with another marker.
 
     A closed form is drawn as a thin dotted line without markers, to stand behind what was measured.
     """
@@ -79,7 +84,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
             [point.y for point in curve.points],
             yerr=None if panel.bands else [point.error for point in curve.points],
             color=f"C{curve.colour}",
-            marker="" if curve.is_closed_form else "o",
+            marker="" if curve.is_closed_form else _MARKERS[curve.colour // 10 % len(_MARKERS)],
             linestyle=":" if curve.is_closed_form else "-",
             capsize=3,
             label=curve.label,
@@ -113,11 +118,10 @@ def plot_scatters(scatters: Sequence[Scatter], path: Path) -> None:
 
     figure = Figure(figsize=(5.2 * len(scatters), 4.8), layout="constrained")
     labels = list(dict.fromkeys(label for scatter in scatters for label, _, _ in scatter.points))
-    markers = "osD^v<>Ph*"
     for scatter, axes in zip(scatters, figure.subplots(1, len(scatters), squeeze=False)[0], strict=True):
         for label, x, y in scatter.points:
             place = labels.index(label)
-            axes.loglog(x, y, markers[place % len(markers)], color=f"C{place % 10}", label=label)
+            axes.loglog(x, y, _MARKERS[place % len(_MARKERS)], color=f"C{place % 10}", label=label)
         if scatter.at_one:
             axes.axhline(1, color="black", linestyle="--")
             axes.axvline(1, color="black", linestyle="--")
