@@ -302,6 +302,7 @@ def test_there_is_nothing_to_swap(make_lm):
         ({"sa": {"windows": 3}}, r"sa must be arguments of Pattern.stochastic, got \{'windows': 3\}"),
         ({"sa": {"window": 0}}, "window must be an integer"),
         ({"swa": {"window": 2.5}}, "swa must be arguments of Pattern.local"),
+        ({"head_dim": 9}, "head_dim must be even, as rotary embeddings turn pairs, got 9"),
         ({"attention_dropout": 0.1}, "attention_dropout must be 0, which is all that the op has, got 0.1"),
     ],
 )

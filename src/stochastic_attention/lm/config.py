@@ -48,6 +48,8 @@ class StochasticLlamaConfig(LlamaConfig):
         check_choice("decode", self.decode, get_args(Decode))
         if self.attention_dropout:
             raise ValueError(f"attention_dropout must be 0, which is all that the op has, got {self.attention_dropout}")
+        if self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, as rotary embeddings turn pairs, got {self.head_dim}")
         _ = self.attention_plan
 
     @property
