@@ -103,3 +103,13 @@ def test_what_is_full_attention_on_short_texts_is_known(pattern, longest):
     for n in range(1, longest + 1):
         q, k, v = torch.randn(3, 1, 1, n, 4, dtype=torch.float64)
         torch.testing.assert_close(attention(q, k, v, pattern), attention(q, k, v, Pattern.full()))
+
+
+def test_candidates_far_beyond_the_budget_are_not_looked_at():
+    def windows():
+        for window in range(1, 1000):
+            assert window < 100
+            yield Pattern.local(window)
+
+    queries = Queries(Profile({(2000, 1000): 1}))
+    assert closest(windows(), queries, 32, "w_scored") == Pattern.local(32)

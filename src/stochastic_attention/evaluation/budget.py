@@ -9,6 +9,7 @@ two are, because ranks are uniform permutations, so E|N(i)| = certain + (i + 1 -
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -147,9 +148,27 @@ def _draw(pattern: Pattern, layer: int) -> int:
     return layer if pattern.is_random else 0
 
 
+# So many candidates in a row beyond twice the budget, and none that follows will be nearer.
+_BEYOND = 16
+
+
 def closest(patterns: Iterable[Pattern], queries: Queries, target: float, match: Match) -> Pattern:
-    """The pattern whose expected budget is nearest to `target`; the earliest wins a tie."""
-    found = min(patterns, key=lambda pattern: abs(queries.expected_mean(pattern, match) - target), default=None)
+    """The pattern whose expected budget is nearest to `target`; the earliest wins a tie.
+
+    Args:
+        patterns: with more keys one after the other, but for a few: on long texts there are many, and those that are
+            far beyond the target are not looked at.
+        queries, match: what the budget is a mean of.
+        target: mean keys a query.
+    """
+    found, least, beyond = None, math.inf, 0
+    for pattern in patterns:
+        keys = queries.expected_mean(pattern, match)
+        if abs(keys - target) < least:
+            found, least = pattern, abs(keys - target)
+        beyond = beyond + 1 if keys > 2 * target else 0
+        if beyond == _BEYOND:
+            break
     if found is None:
         raise ValueError("patterns must hold at least one pattern, got none")
     return found

@@ -25,7 +25,8 @@ class Method:
     """What a method may run.
 
     Attributes:
-        candidates: given the longest document's tokens, every pattern to choose among; preferred ones first.
+        candidates: given the longest document's tokens, every pattern to choose among, from few keys to many; of those
+            with as many, preferred ones first.
         is_random: whether the pattern takes a seed, so that runs over seeds differ.
     """
 
@@ -42,8 +43,9 @@ def _scales(make: Callable[[int], Pattern]) -> Callable[[int], Iterable[Pattern]
 
 
 def _moba_fine(longest: int) -> Iterable[Pattern]:
-    for block_size in sorted(range(12, 21), key=lambda size: abs(size - 16)):
-        for top_k in range(1, longest // block_size + 2):
+    sizes = sorted(range(12, 21), key=lambda size: abs(size - 16))
+    for top_k in range(1, longest // min(sizes) + 2):
+        for block_size in sizes:
             yield Pattern.moba(block_size=block_size, top_k=top_k)
 
 
