@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import get_args
 
 from ...tables import markdown
@@ -65,7 +66,8 @@ def _by_method(results: Sequence[Result], differences: Sequence[Difference], mat
     headlines = {result.task: headline(result) for result in results}
     alike = set(headlines.values()) <= set(ACCURACIES)  # else a mean over tasks means nothing
     others = [other for other in OTHERS if alike and any(difference.other == other for difference in differences)]
-    paired = {(d.method, d.budget, d.other): f"{d.value:+.3f} ± {d.stderr:.3f}" for d in differences}
+    both_ways = [*differences, *(replace(d, method=d.other, other=d.method, value=-d.value) for d in differences)]
+    paired = {(d.method, d.budget, d.other): f"{d.value:+.3f} ± {d.stderr:.3f}" for d in both_ways}
     header = ["method", "budget", *(f"{task}: {headlines[task]}" for task in tasks)]
     rows = [[*header, *["mean"] * alike, *(f"- {other}" for other in others), "w_scored (w_eff)"]]
     for method, budget in dict.fromkeys((result.method, result.budget) for result in results):
