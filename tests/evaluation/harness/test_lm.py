@@ -160,6 +160,15 @@ def test_the_harness_alone_lets_padding_into_the_permutation(make_lm, requests):
     assert_equal_scores(five, one)
 
 
+def test_a_process_group_of_the_caller_shares_nothing(make_lm, requests, monkeypatch):
+    """As in an evaluation by one rank of a training run: an exchange would wait for the others forever."""
+    expected = loglikelihoods(make_lm(PATTERNS["sequence"], 2), requests)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    for name in ("get_rank", "get_world_size", "all_gather_object"):
+        monkeypatch.setattr(f"torch.distributed.{name}", None)
+    assert loglikelihoods(make_lm(PATTERNS["sequence"], 2), requests) == expected
+
+
 def test_the_model_gets_the_batch_size_asked_for(make_lm):
     lm = make_lm(PATTERNS["sequence"], 2)
     shapes = []

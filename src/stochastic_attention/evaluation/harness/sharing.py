@@ -1,7 +1,8 @@
 """Work shared by processes that torchrun or `accelerate launch` started: the first alone writes and tells.
 
 Every process does the same with the same settings; only what runs on the model is divided. Answers are exchanged over
-gloo, as Python objects, whatever device the models are on.
+gloo, as Python objects, whatever device the models are on. Outside of `group` nothing is shared, whatever process group
+a caller may have: one that evaluates during training, or has the harness divide the rows itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..journal import Journal
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+_in_group = False
+
 
 @contextmanager
 def group() -> Iterator[None]:
@@ -26,26 +29,29 @@ def group() -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
+    global _in_group  # as a process group is one a process
     dist.init_process_group("gloo")
+    _in_group = True
     try:
         yield
     finally:
+        _in_group = False
         dist.destroy_process_group()
 
 
 def is_first() -> bool:
     """Whether this process is the one that writes."""
-    return not dist.is_initialized() or dist.get_rank() == 0
+    return not _in_group or dist.get_rank() == 0
 
 
 def own_device(device: str) -> str:
     """`device`, or where it is "cuda" without a number, this process's."""
-    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and dist.is_initialized() else device
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and _in_group else device
 
 
 def from_first(value: Item) -> Item:
     """What the first process has for `value`."""
-    if not dist.is_initialized():
+    if not _in_group:
         return value
     holder = [value]
     dist.broadcast_object_list(holder)
@@ -54,7 +60,7 @@ def from_first(value: Item) -> Item:
 
 def shared(run: Callable[[Sequence[Item]], list[Answer]], items: Sequence[Item]) -> list[Answer]:
     """`run(items)`, of which each process runs every n-th item. All processes get all answers."""
-    if not dist.is_initialized():
+    if not _in_group:
         return run(items)
     count = dist.get_world_size()
     parts: list[Any] = [None] * count
