@@ -40,15 +40,14 @@ class Difference:
 def paired_differences(rows: Sequence[ScoredRows]) -> list[Difference]:
     """Of every two methods at every budget; what has no budget is there at each. Tasks of one row are left out."""
     found = []
+    means = _mean_rows(rows)
     for budget in sorted({scored.budget for scored in rows if scored.budget is not None}):
-        there = [scored for scored in rows if scored.budget in (None, budget)]
-        for other, method in combinations(dict.fromkeys(scored.method for scored in there), 2):
+        here = {(task, method): values for (task, method, at), values in means.items() if at in (None, budget)}
+        for other, method in combinations(dict.fromkeys(method for _, method in here), 2):
             differences = {
-                task: [
-                    a - b for a, b in zip(_mean_rows(there, task, method), _mean_rows(there, task, other), strict=True)
-                ]
-                for task in dict.fromkeys(scored.task for scored in there)
-                if _mean_rows(there, task, method) and _mean_rows(there, task, other)
+                task: [a - b for a, b in zip(here[task, method], here[task, other], strict=True)]
+                for task in dict.fromkeys(task for task, _ in here)
+                if (task, method) in here and (task, other) in here
             }
             differences = {task: values for task, values in differences.items() if len(values) > 1}
             if differences:
@@ -56,10 +55,12 @@ def paired_differences(rows: Sequence[ScoredRows]) -> list[Difference]:
     return found
 
 
-def _mean_rows(rows: Sequence[ScoredRows], task: str, method: str) -> list[float]:
-    """Each row of the task, a mean over draws; empty where there is none."""
-    draws = [scored.values for scored in rows if (scored.task, scored.method) == (task, method)]
-    return [statistics.fmean(values) for values in zip(*draws, strict=True)]
+def _mean_rows(rows: Sequence[ScoredRows]) -> dict[tuple[str, str, int | None], list[float]]:
+    """Each row of a task under a method at a budget, a mean over draws."""
+    draws: dict[tuple[str, str, int | None], list[Sequence[float]]] = {}
+    for scored in rows:
+        draws.setdefault((scored.task, scored.method, scored.budget), []).append(scored.values)
+    return {key: [statistics.fmean(values) for values in zip(*found, strict=True)] for key, found in draws.items()}
 
 
 def _difference(method: str, other: str, budget: int, differences: dict[str, list[float]]) -> Difference:
