@@ -249,3 +249,13 @@ def test_the_mask_of_a_padded_prompt_reaches_the_op(make_lm, requests):
     lm.generate_until(instances("generate_until", prompts), disable_tqdm=True)
     assert seen[0].sum(-1).tolist() == [17, 3]
     assert not seen[0][1, :14].any()
+
+
+def test_a_tokenizer_that_marks_no_end_is_named(plain, words):
+    unmarked = PreTrainedTokenizerFast(tokenizer_object=words.backend_tokenizer, pad_token=SPECIAL[0])
+    with pytest.raises(ValueError, match="model must have a tokenizer with a beginning-of-sequence or an end"):
+        SwappedLM(pretrained=plain, tokenizer=unmarked)
+    unmarked.bos_token = SPECIAL[1]
+    lm = SwappedLM(pretrained=plain, tokenizer=unmarked)
+    with pytest.raises(ValueError, match="model must have a tokenizer with an end-of-sequence token to write until"):
+        lm.generate_until(instances("generate_until", [("w1", {"until": [], "max_gen_toks": 2})]))

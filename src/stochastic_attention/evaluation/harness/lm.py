@@ -39,15 +39,22 @@ class SwappedLM(HFLM):
     """
 
     def __init__(self, *arguments: Any, batch_size: int | str = 1, **options: Any) -> None:  # noqa: ANN401  # `HFLM`'s
-        """Wrap a model."""
+        """Wrap a model. ValueError where its tokenizer marks neither the beginning nor the end of a text."""
         fixed: Any = {"batch_size": 1 if batch_size == "auto" else batch_size}
         super().__init__(*arguments, **fixed, **options)
+        if self.prefix_token_id is None:  # type: ignore[attr-defined]
+            raise ValueError(
+                "model must have a tokenizer with a beginning-of-sequence or an end-of-sequence token, which stands "
+                "before texts that have no context, got one with neither"
+            )
         self._is_auto = batch_size == "auto"
         self._batch_tokens = 4096 if self.device.type == "cpu" else 65536  # type: ignore[attr-defined]
 
     def score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None = None) -> list[Score]:
         """The score of each request; the seam for what runs differently. Processes of a group share the work."""
-        return shared(lambda share: self._score(share, on_batch), requests)
+        return shared(
+            lambda share: self._score(share, on_batch), requests, together=lambda request: request.tokens[:-1]
+        )
 
     def _score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None) -> list[Score]:
         def run(**batches: int) -> list[Score]:
@@ -92,6 +99,10 @@ class SwappedLM(HFLM):
         return shared(lambda share: self._write(share, disable_tqdm or not is_first()), requests)
 
     def _write(self, requests: Sequence[Instance], disable_tqdm: bool) -> list[str]:
+        if self.eot_token_id is None:  # type: ignore[attr-defined]
+            raise ValueError(
+                "model must have a tokenizer with an end-of-sequence token to write until, got one without"
+            )
         longest = max((sum(self._prompt(request)) for request in requests), default=1)
 
         def run(tokens: int) -> list[str]:

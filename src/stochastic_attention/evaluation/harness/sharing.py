@@ -8,7 +8,7 @@ a caller may have: one that evaluates during training, or has the harness divide
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -58,17 +58,26 @@ def from_first(value: Item) -> Item:
     return holder[0]
 
 
-def shared(run: Callable[[Sequence[Item]], list[Answer]], items: Sequence[Item]) -> list[Answer]:
-    """`run(items)`, of which each process runs every n-th item. All processes get all answers."""
+def shared(
+    run: Callable[[Sequence[Item]], list[Answer]],
+    items: Sequence[Item],
+    together: Callable[[Item], Hashable] = id,
+) -> list[Answer]:
+    """`run(items)`, of which each process runs its share. All processes get all answers.
+
+    Items of one `together` go to one process, which may do them at once; what is told apart is dealt out in turn.
+    """
     if not _in_group:
         return run(items)
     count = dist.get_world_size()
+    turns: dict[Hashable, int] = {}
+    owners = [turns.setdefault(together(item), len(turns)) % count for item in items]
     parts: list[Any] = [None] * count
-    dist.all_gather_object(parts, run(items[dist.get_rank() :: count]))
-    answers: list[Any] = [None] * len(items)
-    for rank, part in enumerate(parts):
-        answers[rank::count] = part
-    return answers
+    dist.all_gather_object(
+        parts, run([item for item, owner in zip(items, owners, strict=True) if owner == dist.get_rank()])
+    )
+    answers = [iter(part) for part in parts]
+    return [next(answers[owner]) for owner in owners]
 
 
 class Pieces(Protocol):

@@ -1,0 +1,60 @@
+"""Work shared by processes, which are threads here."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from stochastic_attention.evaluation.harness import sharing
+
+
+class Threads:
+    """As much of `torch.distributed` as sharing needs."""
+
+    def __init__(self, count):
+        self.parts = [None] * count
+        self._barrier = threading.Barrier(count, timeout=10)
+        self._own = threading.local()
+
+    def run(self, work):
+        def one(rank):
+            self._own.rank = rank
+            return work()
+
+        with ThreadPoolExecutor(len(self.parts)) as pool:
+            return list(pool.map(one, range(len(self.parts))))
+
+    def get_world_size(self):
+        return len(self.parts)
+
+    def get_rank(self):
+        return self._own.rank
+
+    def all_gather_object(self, into, part):
+        self.parts[self.get_rank()] = part
+        self._barrier.wait()
+        into[:] = self.parts
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_every_process_gets_all_answers_in_order_and_keeps_together_what_belongs_together(monkeypatch, count):
+    threads = Threads(count)
+    monkeypatch.setattr(sharing, "dist", threads)
+    monkeypatch.setattr(sharing, "_in_group", True)
+    questions = [f"{question} {answer}" for answer in "xyz" for question in "abcd"]
+
+    def run(share):
+        return [question.upper() for question in share]
+
+    found = threads.run(lambda: sharing.shared(run, questions, together=lambda question: question[0]))
+    assert found == [[question.upper() for question in questions]] * count
+    owned = [{question[0] for question in part} for part in threads.parts]
+    assert sum(map(len, owned)) == 4  # none has a letter of another's
+    assert max(map(len, owned)) - min(map(len, owned)) <= 1
+    assert threads.run(lambda: sharing.shared(run, questions[:1])) == [["A X"]] * count
+
+
+def test_outside_of_a_group_nothing_is_shared():
+    assert sharing.shared(list, "abc") == ["a", "b", "c"]
