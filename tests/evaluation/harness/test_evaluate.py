@@ -471,15 +471,21 @@ def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsy
     }
 
 
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no", "--module"]
+
+
 @pytest.mark.slow
-def test_two_processes_share_the_rows_and_one_writes(model_with_end, data, tmp_path):
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_two_processes_share_the_rows_and_one_writes(launcher, model_with_end, data, tmp_path):
     options = ["--tasks", "lambada_openai,arc_easy", "--data", str(data), "--offline", "--methods", "swa,sa"]
     options += ["--budgets", "8", "--log-samples"]
     alone, together = (tmp_path / name for name in ("alone", "together"))
     assert cli.main(["eval", str(model_with_end), *options, "--output", str(alone)]) == 0
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = ["-m", "stochastic_attention", "eval", str(model_with_end), *options, "--output", str(together)]
-    done = subprocess.run(start + command, capture_output=True, text=True, timeout=600, check=False)
+    command = ["stochastic_attention", "eval", str(model_with_end), *options, "--output", str(together)]
+    start = [sys.executable, "-m", *launcher, *command]
+    done = subprocess.run(start, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Written: ") == 1
     records = [json.loads((folder / "record.json").read_text())["results"]["cells"] for folder in (alone, together)]

@@ -32,7 +32,7 @@ from .groups import expand, pool_results, share_limit
 from .lm import CountingLM, MethodLM, SwappedLM
 from .rows import Source, check_names, find_sources, load_task, task_manager
 from .run import build_requests, quiet, run_task
-from .sharing import from_first, is_first, open_journal, own_device
+from .sharing import is_first, on_first, open_journal, own_device
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -254,10 +254,9 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) ->
     sources = find_sources(names, settings.data, settings.offline)
     manager = task_manager(names)
     check_names(names, manager, allow_code=settings.allow_code)
-    journal = open_journal(output / "cells.jsonl", _lasting(settings))
     origins = {name: _origin(source) for name, source in sources.items()}
-    for name, origin in origins.items():
-        journal.agree(f"rows of {name}", origin)
+    facts = {f"rows of {name}": origin for name, origin in origins.items()}
+    journal = open_journal(output / "cells.jsonl", _lasting(settings), facts)
 
     @cache
     def load(name: str) -> Task:
@@ -265,8 +264,8 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) ->
             return load_task(name, sources[name], manager, shots=settings.shots)
 
     cells = list(plan(settings, lambda name: len(load(name).eval_docs)))
-    waiting = from_first(
-        [
+    waiting = on_first(
+        lambda: [
             cell
             for cell in cells
             if cell.key not in journal.done or (settings.log_samples and not cell.log(output).exists())

@@ -8,7 +8,7 @@ a caller may have: one that evaluates during training, or has the harness divide
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -49,12 +49,19 @@ def own_device(device: str) -> str:
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and _in_group else device
 
 
-def from_first(value: Item) -> Item:
-    """What the first process has for `value`."""
+def on_first(run: Callable[[], Item]) -> Item:
+    """What `run` gives on the first process. A ValueError there is raised on all."""
     if not _in_group:
-        return value
-    holder = [value]
+        return run()
+    holder: list[Any] = [None]
+    if is_first():
+        try:
+            holder = [run()]
+        except ValueError as error:
+            holder = [error]
     dist.broadcast_object_list(holder)
+    if isinstance(holder[0], ValueError):
+        raise holder[0]
     return holder[0]
 
 
@@ -87,8 +94,6 @@ class Pieces(Protocol):
 
     def add(self, key: str, value: object) -> None: ...  # noqa: D102
 
-    def agree(self, key: str, fact: object) -> None: ...  # noqa: D102
-
 
 class _Following:
     """The journal of the first process, as the others know it."""
@@ -99,12 +104,16 @@ class _Following:
     def add(self, key: str, value: object) -> None:
         self.done[key] = value
 
-    def agree(self, key: str, fact: object) -> None:
-        """The first process checks it."""
 
+def open_journal(path: Path, config: dict[str, Any], facts: Mapping[str, object]) -> Pieces:
+    """The journal at `path` with `facts` agreed on, which the first process alone reads and writes."""
+    opened: list[Journal] = []
 
-def open_journal(path: Path, config: dict[str, Any]) -> Pieces:
-    """The journal at `path`, which the first process alone reads and writes."""
-    journal = Journal(path, config) if is_first() else None
-    done = from_first(journal.done if journal is not None else {})
-    return journal or _Following(done)
+    def read() -> dict[str, Any]:
+        opened.append(Journal(path, config))
+        for key, fact in facts.items():
+            opened[0].agree(key, fact)
+        return opened[0].done
+
+    done = on_first(read)
+    return opened[0] if opened else _Following(done)
