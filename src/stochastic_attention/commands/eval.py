@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import interrupted, require
 from .options import count_or_auto, split_limits, split_list, split_numbers
+
+if TYPE_CHECKING:
+    from ..evaluation.harness.evaluate import Result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +93,12 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         with sharing.group():
-            outcome = evaluate(settings, args.output, batch_size=args.batch_size)
+            outcome = evaluate(
+                settings,
+                args.output,
+                batch_size=args.batch_size,
+                on_cell=_tell if sharing.is_first() else None,
+            )
             if not sharing.is_first():
                 return 0
     except KeyboardInterrupt:
@@ -109,3 +119,21 @@ def run(args: argparse.Namespace) -> int:
     print(table, end="")
     print(f"\nWritten: {args.output}/{', '.join(written)}")
     return 0
+
+
+def _tell(found: list[Result], left: int) -> None:
+    """Say what a finished cell gave; a sweep may take days."""
+    from ..evaluation.harness.evaluate import headline
+
+    first = found[0]
+    metric = headline(first)
+    cell = [first.task]
+    if first.method is not None:
+        cell.append(first.method)
+    if first.budget is not None:
+        cell.append(f"{first.budget} keys")
+    if first.seed is not None and len(found) == 1:
+        cell.append(f"draw {first.seed}")
+    values = ", ".join(f"{result.metrics[metric].value:.3f}" for result in found)
+    seconds = sum(result.seconds for result in found)
+    print(f"{', '.join(cell)}: {metric} {values} ({seconds:.0f} s); cells left: {left}", file=sys.stderr)

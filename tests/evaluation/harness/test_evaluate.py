@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -443,8 +444,12 @@ def test_the_command_writes_record_and_table(model_folder, data, tmp_path, capsy
     arguments = ["eval", str(model_folder), "--tasks", "lambada_openai,arc_easy", "--data", str(data), "--offline"]
     arguments += ["--methods", "sa", "--budgets", "8", "--seeds", "2", "--output", str(output), "--limit", "2"]
     assert cli.main(arguments) == 0
-    shown = capsys.readouterr().out
+    shown, told = capsys.readouterr()
     assert shown.startswith((output / "table.md").read_text())
+    told = [line for line in told.splitlines() if "cells left" in line]
+    assert [int(line.rpartition(" ")[2]) for line in told] == [5, 4, 3, 2, 1, 0]
+    assert re.fullmatch(r"lambada_openai, full: acc \d\.\d{3} \(\d+ s\); cells left: 5", told[0])
+    assert told[2].startswith("lambada_openai, sa, 8 keys, draw 1: acc ")
     assert shown.count("| lambada_openai |") == 4
     record = json.loads((output / "record.json").read_text())
     assert record["command"].startswith("sattn eval ")

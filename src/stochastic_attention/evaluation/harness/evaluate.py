@@ -238,7 +238,13 @@ def plan(settings: Settings, size: Callable[[str], int]) -> Iterator[_Cell]:
                         yield _Cell(task, limit, method, budget, seed)
 
 
-def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) -> Outcome:
+def evaluate(
+    settings: Settings,
+    output: Path,
+    *,
+    batch_size: int | None = 8,
+    on_cell: Callable[[list[Result], int], object] | None = None,
+) -> Outcome:
     """Run what `output` does not hold yet, and return all of it.
 
     Args:
@@ -247,6 +253,7 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) ->
         output: folder of the journal, cells.jsonl, and of samples/.
         batch_size: rows of a batch, None for as many as memory holds. No score depends on it, so a resumed run may
             change it.
+        on_cell: called after each finished cell with what was found, of every draw, and the number of cells left.
     """
     if batch_size is not None:
         check_count("batch_size", batch_size, minimum=1)
@@ -273,6 +280,7 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) ->
     )
     # Every task is loaded, and its rows are there, before the first one runs.
     tasks = {name: load(name) for name in dict.fromkeys(cell.task for cell in waiting)}
+    left = len(waiting)
     if waiting:
         language = load_model(
             settings.model,
@@ -288,6 +296,9 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) ->
                 if settings.log_samples and is_first():
                     _log(cell.log(output), found)
                 journal.add(cell.key, [asdict(result) for result, _ in found])
+                left -= 1
+                if on_cell is not None:
+                    on_cell([result for result, _ in found], left)
     results = [Result.from_json(facts) for cell in cells for facts in journal.done[cell.key]]
     members = [result for result in results if result.task not in settings.tasks]
     config = {**_plain(settings), **_lasting(settings), "sources": origins}
