@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "edges",
         nargs="?",
         metavar="EDGES",
-        help="larva, larva-brain, worm, or a file: edge list (text, .gz), .parquet, .npz, .mtx, .graphml",
+        help="larva, larva-brain, worm, or a file: edge list (text, .gz), .parquet, .npz, .npy, .mtx, .graphml",
     )
     parser.add_argument("--min-synapses", type=float, help="least weight of a pair, summed over its rows")
     parser.add_argument("--columns", help="SOURCE,TARGET or SOURCE,TARGET,WEIGHT: names in the file's header")
