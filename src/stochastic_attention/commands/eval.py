@@ -11,7 +11,7 @@ import argparse
 import os
 from pathlib import Path
 
-from . import interrupted, require
+from . import interrupted, make_folder, require
 from .options import count_or_auto, split_limits, split_list, split_numbers
 
 
@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         log_samples=args.log_samples,
         allow_code=args.allow_code,
     )
+    make_folder(args.output)
     try:
         with sharing.group():
             outcome = evaluate(settings, args.output, batch_size=args.batch_size)

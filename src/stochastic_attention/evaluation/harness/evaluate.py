@@ -31,7 +31,7 @@ from ..requests import Profile
 from .groups import expand, pool_results, share_limit
 from .lm import CountingLM, MethodLM, SwappedLM
 from .rows import Source, check_names, find_sources, load_task, task_manager
-from .run import build_requests, quiet, run_task
+from .run import build_requests, quiet, run_task, seeded
 from .sharing import from_first, is_first, open_journal, own_device
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def evaluate(settings: Settings, output: Path, *, batch_size: int | None = 8) ->
 
     @cache
     def load(name: str) -> Task:
-        with quiet():
+        with quiet(), seeded():
             return load_task(name, sources[name], manager, shots=settings.shots)
 
     cells = list(plan(settings, lambda name: len(load(name).eval_docs)))
