@@ -6,7 +6,13 @@ import random
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from stochastic_attention import Pattern
 from stochastic_attention.hf import swap
@@ -17,6 +23,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from stochastic_attention.evaluation.harness.lm import CountingLM, MethodLM, SwappedLM
+from stochastic_attention.evaluation.prefill import attended
 from stochastic_attention.evaluation.requests import Profile
 
 SPECIAL = ["[pad]", "[end]", "[unknown]"]
@@ -228,6 +235,31 @@ def test_a_method_reads_the_prompt_and_new_tokens_see_every_key(make_method_lm, 
         ids = words(prompt.args[0], return_tensors="pt").input_ids
         said = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
         assert text == words.decode(said, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("pattern", [Pattern.local(64), Pattern.full()], ids=["local", "full"])
+def test_a_model_that_slides_itself_is_not_taken_for_full_attention(words, requests, pattern):
+    """A window as long as the text is another thing than the model's own; "full" is the model as it is."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        sliding_window=8,
+        initializer_range=0.3,
+    )
+    model = MistralForCausalLM(config)
+    lm = MethodLM(pretrained=copy.deepcopy(model), tokenizer=words, batch_size=3)
+    lm.pattern = pattern
+    known = model if pattern == Pattern.full() else swap(copy.deepcopy(model), pattern, "all")
+    expected = loglikelihoods(SwappedLM(pretrained=known, tokenizer=words, batch_size=3), requests)
+    assert_equal_scores(loglikelihoods(lm, requests), expected)
+    native = [Pattern.local(8)] * 2
+    assert attended(model, pattern) == (native if pattern == Pattern.full() else [pattern] * 2)
 
 
 def test_a_prompt_counts_with_its_last_token(plain, words, requests):

@@ -27,6 +27,7 @@ from ..compare import DTYPES
 from ..draws import has_chance
 from ..methods import METHODS, REFERENCE
 from ..paired import Difference, ScoredRows, paired_differences
+from ..prefill import attended
 from ..requests import Profile
 from .groups import expand, pool_results, share_limit
 from .lm import CountingLM, MethodLM, SwappedLM
@@ -314,7 +315,7 @@ def _run(
         fitted = Pattern.full() if cell.budget is None else method.fit(queries, cell.budget, settings.match)
         lm.pattern = fitted if cell.seed is None else fitted.seeded(cell.seed)
         result, samples = _timed(task, cell, lm, settings)
-        budget = queries.measured(lm.pattern, language.layers)
+        budget = queries.measured(attended(language.model, lm.pattern))
         result = replace(result, pattern=str(lm.pattern), w_eff=budget.w_eff, w_scored=budget.w_scored)
         yield cell, [(result, samples)]
 
