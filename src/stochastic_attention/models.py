@@ -102,7 +102,8 @@ def load_model(
 def _read_weights(source: Path | str, **options: Any) -> PreTrainedModel:  # noqa: ANN401  # of `from_pretrained`
     from transformers import AutoModelForCausalLM
 
-    model, told = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+    read: Any = AutoModelForCausalLM.from_pretrained
+    model, told = read(source, output_loading_info=True, **options)
     missing = sorted(told["missing_keys"])
     if missing:  # a base model without its head, or files of another architecture than the configuration's
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

@@ -314,7 +314,7 @@ def _load_npz(path: Path) -> sparse.sparray | np.ndarray:
     return sparse.csr_array(sparse.load_npz(path))
 
 
-def _load_market(path: Path) -> sparse.sparray | np.ndarray:
+def _load_market(path: Path) -> Any:  # noqa: ANN401  # sparse or dense, as the file says
     return io.mmread(path, spmatrix=False)
 
 

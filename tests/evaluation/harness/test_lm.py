@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -157,6 +157,22 @@ def test_rolling_scores_and_truncated_ones(make_lm, requests):
     assert_equal_scores(four, one)
 
 
+def test_a_tokenizer_that_begins_every_text_begins_it_once(plain, words):
+    begun = copy.deepcopy(words)
+    begun.bos_token = SPECIAL[1]
+    begun.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[1]} $A", special_tokens=[(SPECIAL[1], 1)]
+    )
+    text = [(" ".join(WORDS[:9]),)]
+    one, two = (SwappedLM(pretrained=copy.deepcopy(plain), tokenizer=tokenizer) for tokenizer in (words, begun))
+    rolled = [lm.loglikelihood_rolling(instances("loglikelihood_rolling", text), True) for lm in (one, two)]
+    assert rolled[0] == pytest.approx(rolled[1])
+    (found,) = loglikelihoods(two, [("w1 w2", " w3")])
+    (expected,) = loglikelihoods(one, [(f"{SPECIAL[1]} w1 w2", " w3")])
+    assert found == pytest.approx(expected)
+    assert found != pytest.approx(loglikelihoods(one, [("w1 w2", " w3")])[0])
+
+
 def test_the_harness_alone_lets_padding_into_the_permutation(make_lm, requests):
     """Why SwappedLM is there, and where plain HFLM does as well."""
     for name, pattern in PATTERNS.items():
@@ -165,6 +181,15 @@ def test_the_harness_alone_lets_padding_into_the_permutation(make_lm, requests):
         assert moved > 0.01 if name in ("sequence", "block", "union") else moved < 1e-4
     one, five = (loglikelihoods(make_lm(PATTERNS["sequence"], size), requests) for size in (1, 5))
     assert_equal_scores(five, one)
+
+
+@pytest.mark.parametrize("answer", ["", " w1 w2 w3 w4 w5 w6 w7 w8 w9"])
+def test_answers_that_cannot_be_scored_are_refused(make_lm, answer):
+    lm = make_lm(PATTERNS["local"], 1, max_length=8)
+    with pytest.raises(
+        ValueError, match=f"an answer must have from 1 token to the length, 8, got one of {len(answer.split())}"
+    ):
+        loglikelihoods(lm, [("w3 w4", answer)])
 
 
 def test_a_process_group_of_the_caller_shares_nothing(make_lm, requests, monkeypatch):

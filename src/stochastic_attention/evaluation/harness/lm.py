@@ -134,7 +134,12 @@ class SwappedLM(HFLM):
             return [(score.loglikelihood, score.is_greedy) for score in self.score(asked, progress.update)]
 
     def _request(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
-        """Cut at the left to the model's length."""
+        """Cut at the left to the model's length; ValueError where an answer is empty, or would be cut itself."""
+        if not 1 <= len(continuation) <= self.max_length:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"an answer must have from 1 token to the length, {self.max_length}, "  # type: ignore[attr-defined]
+                f"got one of {len(continuation)}"
+            )
         most = self.max_length + 1  # type: ignore[attr-defined]  # the last token is not run
         return Request((*context, *continuation)[-most:], len(continuation))
 
