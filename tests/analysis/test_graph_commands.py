@@ -113,3 +113,12 @@ def test_graphs_stand_side_by_side(tmp_path, capsys):
         results["swa"]["undirected_paths"]["mean"]["value"]
     )
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("command", ["graph larva", "compare-graphs", "reach", "mixing", "estimator", "report ."])
+def test_an_output_that_is_no_folder_is_told_before_any_work(command, tmp_path, capsys):
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    output = taken / "page.html" if command == "report ." else taken
+    assert cli.main([*command.split(), "--output", str(output)]) == 2
+    assert f"output must be a folder to write into, got {taken}: File exists" in capsys.readouterr().err

@@ -59,16 +59,19 @@ FILES = {
     "quotes.csv": write_text(re.sub(r"(\d+),(\d+),", r'"\1","\2",', lines(",", header='"source","target",weight'))),
     "marked.csv": write_text("\ufeff" + lines(",", header="source,target,weight")),
     "windows.tsv": write_text(lines("\t").replace("\n", "\r\n")),
+    "semicolons.csv": write_text(lines(";")),
+    "later_marks.tsv": write_text(lines("\t").replace(str(IDS[0]), "5-HT, raphe; left")),
     "codex.csv.gz": write_gzip(CODEX),
     "spaces.txt.gz": write_gzip(lines(" ")),
     "table.parquet": write_parquet,
     "sparse.npz": lambda path: sparse.save_npz(path, sparse.csr_array(WEIGHTS)),
     "dense.npz": lambda path: np.savez(path, WEIGHTS),
+    "dense.npy": lambda path: np.save(path, WEIGHTS),
     "matrix.mtx": lambda path: io.mmwrite(path, sparse.coo_array(WEIGHTS)),
     "graph.graphml": write_graphml,
 }
 # The two rows of 0 -> 1 are one entry of a matrix.
-MATRICES = ("sparse.npz", "dense.npz", "matrix.mtx")
+MATRICES = ("sparse.npz", "dense.npz", "dense.npy", "matrix.mtx")
 
 
 @pytest.mark.parametrize("min_weight", [0, 5, 6])
@@ -99,6 +102,9 @@ def test_what_is_not_used_is_said(tmp_path):
     path.write_text("# v630\n" + CODEX)
     notes = read_graph(path).tally.notes
     assert notes == ("columns not used: neuropil, nt_type", "blank and comment lines: 1")
+    path.write_text("neuron,other\nAVAL,AVAR\nAVAR,AVBL\n")
+    first, _ = read_graph(path).tally.notes
+    assert first == "the first row, neuron and other, is an edge of nodes that no other row names"
 
 
 def test_columns_are_chosen_by_name(tmp_path):
@@ -140,6 +146,10 @@ def test_an_undirected_graphml_goes_both_ways(tmp_path):
         ("neuron,other\n0,1\n2,1\n", "begins with neuron and other, .*--columns"),
         ("7.20576E+17,1\n", r"line 1 names a node 7.20576E\+17: a rounded number"),
         ("alone\nalone\n", "line 1 has 1 fields, not 2"),
+        ("a;b;0,5\n", "line 1 has the weight '0,5'"),
+        ("0 1 {}\n", r"line 1 holds attributes in braces: .* data=\['weight'\]"),
+        ("0 1 {'weight': 3}\n", "line 1 holds attributes in braces"),
+        ("0 1 {'weight': 3, 'sign': 1}\n", "line 1 holds attributes in braces"),
         ("0 1 x\n" * 7, "line 5 has the weight 'x'.*; and 2 more"),
         ("", "holds no edge"),
         ("source,target\n", "holds no edge"),
@@ -150,6 +160,23 @@ def test_bad_rows_are_named_by_their_line(text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_graph(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("latin.csv", "é,b".encode("latin-1")),
+        ("excel.csv", "a,b".encode("utf-16")),
+        ("torn.csv.gz", gzip.compress(b"a,b\n")[:-12]),
+        ("plain.csv.gz", b"a,b\n"),
+        ("torn.npz", b"PK"),
+        ("empty.npy", b""),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{name} cannot be read: "):
+        read_graph(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +206,16 @@ def test_other_bad_input_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"nodes is given by the matrix in one.npz, got 9 besides"):
         read_graph(tmp_path / "one.npz", nodes=9)
     (tmp_path / "edges.csv").write_text("pre,post\n0,1\n")
-    for columns in (("pre",), ("pre", "post", "weight")):
+    for columns in (("pre",), ("pre", "pre"), ("pre", "post", "weight")):
         with pytest.raises(ValueError, match="columns must name the source"):
             read_graph(tmp_path / "edges.csv", columns=columns)
+    edges = '<edge source="a" target="b"><data key="w">2</data></edge><edge source="b" target="a"/>'
+    (tmp_path / "gap.graphml").write_text(
+        '<graphml><key id="w" for="edge" attr.name="weight" attr.type="double"/><graph edgedefault="directed">'
+        f'<node id="a"/><node id="b"/>{edges}</graph></graphml>'
+    )
+    with pytest.raises(ValueError, match=r"gap.graphml: 1 of 2 edges have no weight"):
+        read_graph(tmp_path / "gap.graphml")
     (tmp_path / "no.graphml").write_text("<graph")
     with pytest.raises(ValueError, match=r"no.graphml is no GraphML"):
         read_graph(tmp_path / "no.graphml")

@@ -175,6 +175,9 @@ FORMS = {
     "stored zeros": lambda x: sparse.csr_array((x.ravel() * 1, np.tile(np.arange(60), 60), np.arange(0, 3601, 60))),
     "torch bool": torch.from_numpy,
     "torch float": lambda x: torch.from_numpy(x).float(),
+    "torch bfloat16": lambda x: torch.from_numpy(x).bfloat16(),
+    "torch sparse": lambda x: torch.from_numpy(x).half().to_sparse(),
+    "half": lambda x: x.astype(np.float16),
     "graph": as_graph,
 }
 
@@ -204,6 +207,7 @@ def test_every_form_of_adjacency_gives_the_same(form):
         (np.array([[0, np.nan], [0, 0]]), ValueError, "adjacency must hold finite numbers >= 0"),
         (np.ones((2, 2), dtype=complex), ValueError, "adjacency must hold bools or real numbers, got dtype complex128"),
         ([[0, 1], [1, 0]], TypeError, "adjacency must be a numpy, scipy.sparse or torch matrix, got list"),
+        (np.ma.array(np.ones((2, 2))), TypeError, "adjacency must be .* matrix, got MaskedArray"),
     ],
 )
 def test_what_is_no_adjacency_is_refused(given, error, message):

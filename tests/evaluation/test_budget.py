@@ -59,7 +59,7 @@ def test_expected_keys_of_moba_count_the_own_block_and_the_chosen_ones(block_siz
 def test_w_eff_counts_all_queries_and_w_scored_the_last_ones():
     # Window 3: keys 1 2 3 3 and 1 2 3 3 3 3. Scored: the last 1 of four queries (twice), the last 5 of six.
     queries = Queries(Profile({(4, 1): 2, (6, 5): 1}))
-    budget = queries.measured(Pattern.local(3), layers=2)
+    budget = queries.measured([Pattern.local(3)] * 2)
     assert budget.w_eff == pytest.approx((2 * 9 + 15) / 14)
     assert budget.w_scored == pytest.approx((2 * 3 + 14) / 7)
 
@@ -67,7 +67,7 @@ def test_w_eff_counts_all_queries_and_w_scored_the_last_ones():
 @pytest.mark.parametrize("pattern", [*DETERMINISTIC, *RANDOM], ids=str)
 def test_measured_budget_is_that_of_the_masks_of_all_layers(pattern):
     masks = {n: torch.stack([pattern.dense_mask(n, layer=layer)[0] for layer in range(3)]) for n in (9, 20)}
-    budget = Queries(Profile({(9, 9): 1, (20, 2): 1})).measured(pattern, layers=3)
+    budget = Queries(Profile({(9, 9): 1, (20, 2): 1})).measured([pattern] * 3)
     keys = {n: mask.sum(-1).double().mean(0) for n, mask in masks.items()}
     assert budget.w_scored == pytest.approx(float(torch.cat([keys[9], keys[20][-2:]]).mean()))
     assert budget.w_eff == pytest.approx(float(torch.cat([keys[9], keys[20]]).mean()))

@@ -41,6 +41,13 @@ def test_a_changed_configuration_is_an_error_that_says_what_changed(path):
         Journal(path, {**CONFIG, "seeds": 3, "fresh": 1})
 
 
+def test_a_figure_that_json_cannot_hold_is_named_and_nothing_is_written(path):
+    journal = Journal(path, CONFIG)
+    with pytest.raises(ValueError, match="lambada full: a figure is infinite or NaN"):
+        journal.add("lambada full", {"perplexity": float("inf")})
+    assert Journal(path, CONFIG).done == {}
+
+
 @pytest.mark.parametrize("line", ["not json", '{"key": "x"}', "3"])
 def test_damage_before_the_last_line_is_an_error(path, line):
     Journal(path, CONFIG)

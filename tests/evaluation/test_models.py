@@ -1,5 +1,9 @@
+import json
+import shutil
+
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from stochastic_attention import models
 from stochastic_attention.models import EMBEDDED, cache_directory, dequantised, load_model
@@ -29,6 +33,51 @@ def test_pickled_weights_are_not_read(model_folder, tmp_path):
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"model .* cannot be loaded: .*safetensors"):
         load_model(str(tmp_path))
+
+
+def torn(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def deeper(folder):
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"num_hidden_layers": 3, "layer_types": None}))
+
+
+def wider(folder):
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"intermediate_size": 64}))
+
+
+def headless(folder):
+    LlamaForCausalLM.from_pretrained(folder).model.save_pretrained(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (headless, "its files lack the weights lm_head.weight$"),
+        (deeper, r"its files lack the weights model.layers.2.\S+, model.layers.2.\S+, model.layers.2.\S+ and 6 more"),
+        (wider, "ignore_mismatched_sizes"),
+        (torn, "header"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
+        (lambda folder: (folder / "config.json").unlink(), "model_type"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_told(model_folder, tmp_path, change, message):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    change(folder)
+    with pytest.raises(ValueError, match=f"model '{folder}' cannot be loaded: .*{message}"):
+        load_model(str(folder))
+
+
+def test_a_file_that_is_no_gguf_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("SATTN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "x.gguf").write_bytes(b"GGUF and no more")
+    with pytest.raises(ValueError, match=r"model '.*x.gguf' cannot be loaded: "):
+        load_model(str(tmp_path / "x.gguf"))
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/model", "nowhere.gguf"])

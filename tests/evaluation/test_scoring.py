@@ -1,8 +1,12 @@
+import copy
+import math
+
 import pytest
 import torch
 
 from stochastic_attention.evaluation.requests import Request, profile
 from stochastic_attention.evaluation.scoring import batches, score_requests
+from stochastic_attention.evaluation.token_losses import token_losses
 
 LENGTHS = [(49, 3), (53, 1), (50, 19), (45, 8), (58, 20), (2, 1)]
 
@@ -43,6 +47,16 @@ def test_greedy_continuations_are_recognised(model):
     other = [*tokens[:-1], (tokens[-1] + 1) % 256]
     scores = score_requests(model, [Request(tuple(tokens), 4), Request(tuple(other), 4)])
     assert [score.is_greedy for score in scores] == [True, False]
+
+
+def test_a_model_that_gives_no_numbers_is_refused(model):
+    """The likeliest of several NaN is the first one: an accuracy like any other."""
+    broken = copy.deepcopy(model)
+    broken.lm_head.weight.data[3, 0] = math.nan
+    with pytest.raises(ValueError, match="must give a number for every token it scores, got NaN"):
+        score_requests(broken, [Request((1, 2, 3), 1)])
+    with pytest.raises(ValueError, match="must give a number for every token it scores, got NaN"):
+        token_losses(broken, [[1, 2, 3]], batch_tokens=10, on_batch=lambda _: None)
 
 
 def test_the_model_sees_a_mask_that_is_zero_at_padding(model, requests):

@@ -144,13 +144,16 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
     """
     if isinstance(adjacency, Graph):
         return adjacency
-    matrix: Any = adjacency.detach().cpu().numpy() if isinstance(adjacency, torch.Tensor) else adjacency
-    if not isinstance(matrix, np.ndarray) and not sparse.issparse(matrix):
+    matrix: Any = _matrix_of(adjacency) if isinstance(adjacency, torch.Tensor) else adjacency
+    is_array = isinstance(matrix, np.ndarray) and not isinstance(matrix, np.ma.MaskedArray)
+    if not is_array and not sparse.issparse(matrix):
         raise TypeError(f"adjacency must be a numpy, scipy.sparse or torch matrix, got {type(matrix).__name__}")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"adjacency must be square, got shape {tuple(matrix.shape)}")
     if matrix.dtype.kind not in "biuf":
         raise ValueError(f"adjacency must hold bools or real numbers, got dtype {matrix.dtype}")
+    if matrix.dtype == np.float16:  # which scipy.sparse has not
+        matrix = matrix.astype(np.float32)
     entries: Any = sparse.coo_array(matrix)
     entries.sum_duplicates()
     entries.eliminate_zeros()
@@ -158,3 +161,13 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
     if not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError("adjacency must hold finite numbers >= 0, got others among them")
     return Graph.from_edges(entries.row, entries.col, entries.shape[0], weights=weights, min_weight=min_weight)
+
+
+def _matrix_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401  # numpy or scipy.sparse
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point() and tensor.itemsize < 4:  # some of these are no dtype of numpy
+        tensor = tensor.float()
+    if tensor.layout == torch.strided:
+        return tensor.numpy()
+    entries = tensor.to_sparse_coo().coalesce()
+    return sparse.coo_array((entries.values().numpy(), tuple(entries.indices().numpy())), shape=tuple(tensor.shape))

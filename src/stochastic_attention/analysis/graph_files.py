@@ -10,12 +10,15 @@ import csv
 import gzip
 import math
 import re
+import zipfile
+import zlib
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import io, sparse
@@ -29,7 +32,10 @@ EMBEDDED = ("larva", "larva-brain", "worm")
 _SOURCE = ("source", "src", "from", "pre", "pre_id", "pre_root_id", "pre_pt_root_id")
 _TARGET = ("target", "dst", "to", "post", "post_id", "post_root_id", "post_pt_root_id")
 _WEIGHT = ("weight", "syn_count", "n_syn", "synapses", "count")
+# What separates fields, before spaces; names may hold the later ones of these.
+_MARKS = "\t;,"
 _SHOWN = 5
+_BRACES = "holds attributes in braces: networkx writes none by data=False, the weight by data=['weight']"
 # A 64-bit id that a spreadsheet or a float column has rounded.
 _ROUNDED = re.compile(r"\d\.\d+[eE]\+\d+")
 
@@ -40,9 +46,9 @@ def read_graph(
     """Read a directed graph.
 
     Args:
-        source: one of `EMBEDDED`, or a file: .parquet; .npz (a scipy.sparse matrix, or one square array) or .mtx with
-            entry [i, j] the edge i -> j; .graphml; anything else is text, a row an edge, separated by commas, tabs or
-            spaces. Text, .mtx and .graphml may be gzipped (.gz).
+        source: one of `EMBEDDED`, or a file: .parquet; .npz (a scipy.sparse matrix, or one square array), .npy or .mtx
+            with entry [i, j] the edge i -> j; .graphml; anything else is text, a row an edge, separated by tabs,
+            semicolons, commas or spaces. Text, .mtx and .graphml may be gzipped (.gz).
         columns: names of the source, the target and, optionally, the weight column. By default those of FlyWire Codex
             and other usual names are known; text without a header has them in this order.
         min_weight: keep pairs whose weight, summed over their rows, is at least this. Without a weight
@@ -61,19 +67,15 @@ def read_graph(
         if not path.is_file():
             raise ValueError(f"EDGES must be a file or one of {', '.join(EMBEDDED)}, got {str(source)!r}")
         kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
-        if kind in ("npz", "mtx"):
-            _refuse_columns(columns, kind)
-            matrix = _load_npz(path) if kind == "npz" else io.mmread(path, spmatrix=False)
-            if nodes is not None:
-                raise ValueError(f"nodes is given by the matrix in {path.name}, got {nodes} besides")
-            return as_graph(matrix, min_weight=min_weight)
-        if kind == "parquet":
-            rows = _read_parquet(path, columns)
-        elif kind == "graphml":
-            _refuse_columns(columns, kind)
-            rows = _read_graphml(path)
-        else:
-            rows = _read_text(path, columns)
+        try:
+            if kind in _MATRICES:
+                _refuse_columns(columns, kind)
+                if nodes is not None:
+                    raise ValueError(f"nodes is given by the matrix in {path.name}, got {nodes} besides")
+                return as_graph(_MATRICES[kind](path), min_weight=min_weight)
+            rows = _read_rows(path, kind, columns)
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeDecodeError) as error:
+            raise ValueError(f"{path.name} cannot be read: {error}") from error
     if nodes is not None and nodes < rows.nodes:
         raise ValueError(f"nodes must be at least the {rows.nodes} that the file names, got {nodes}")
     return Graph.from_edges(
@@ -108,6 +110,15 @@ def _read_embedded(name: str, columns: Sequence[str] | None) -> _Rows:
         return _read_text(path, None, only=only)
 
 
+def _read_rows(path: Path, kind: str, columns: Sequence[str] | None) -> _Rows:
+    if kind == "parquet":
+        return _read_parquet(path, columns)
+    if kind == "graphml":
+        _refuse_columns(columns, kind)
+        return _read_graphml(path)
+    return _read_text(path, columns)
+
+
 def _refuse_columns(columns: Sequence[str] | None, kind: str) -> None:
     if columns is not None:
         raise ValueError(f"columns has no meaning for {kind}, got {','.join(columns)!r}")
@@ -118,9 +129,9 @@ def _choose(header: Sequence[str], columns: Sequence[str] | None) -> list[int] |
     names = [name.strip().lower() for name in header]
     if columns is not None:
         missing = [name for name in columns if name.lower() not in names]
-        if len(columns) not in (2, 3) or missing:
+        if len(columns) not in (2, 3) or len(set(columns)) < len(columns) or missing:
             raise ValueError(
-                f"columns must name the source, the target and perhaps the weight column, among "
+                f"columns must name the source, the target and perhaps the weight column, all different, among "
                 f"{', '.join(header)}; got {','.join(columns)!r}"
             )
         return [names.index(name.lower()) for name in columns]
@@ -138,6 +149,7 @@ def _read_text(path: Path, columns: Sequence[str] | None, only: Collection[str] 
     notes: list[str] = []
     places: list[int] = []
     width = outside = skipped = 0
+    is_headed = False
     for number, fields in _split_lines(path):
         if not fields:
             skipped += 1
@@ -150,6 +162,7 @@ def _read_text(path: Path, columns: Sequence[str] | None, only: Collection[str] 
             if unused:
                 notes.append(f"columns not used: {', '.join(unused)}")
             if chosen is not None:
+                is_headed = True
                 continue
         if len(fields) != width or width < 2:
             bad.add(number, f"has {len(fields)} fields, not {max(width, 2)}")
@@ -161,7 +174,8 @@ def _read_text(path: Path, columns: Sequence[str] | None, only: Collection[str] 
         new = [_name_problem(name) for name in (source, target) if name not in ids]
         weight = 1.0 if len(places) < 3 else _number(fields[places[2]])
         if not 0 < weight < math.inf:
-            new.append(f"has the weight {fields[places[2]].strip()!r}, not a number above 0")
+            text = fields[places[2]].strip()
+            new.append(_BRACES if "{" in text else f"has the weight {text!r}, not a number above 0")
         problem = next(filter(None, new), None)
         if problem:
             bad.add(number, problem)
@@ -178,6 +192,8 @@ def _read_text(path: Path, columns: Sequence[str] | None, only: Collection[str] 
             f"{path.name} begins with {' and '.join(first)}, and all other nodes are numbers: "
             "name the columns of its header with --columns"
         )
+    if not is_headed and len(sources) > 1 and min(np.min(sources[1:]), np.min(targets[1:])) > 1:
+        notes.append(f"the first row, {' and '.join(first)}, is an edge of nodes that no other row names")
     if skipped:
         notes.append(f"blank and comment lines: {skipped:,}")
     if only is not None:
@@ -201,7 +217,7 @@ def _split_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield number, []
                 continue
             if not begun:
-                begun, delimiter = True, next((mark for mark in ",\t" if mark in text), None)
+                begun, delimiter = True, next((mark for mark in _MARKS if mark in text), None)
             if delimiter is not None and '"' in text:
                 yield number, next(csv.reader([text], delimiter=delimiter))
             else:
@@ -211,6 +227,8 @@ def _split_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _name_problem(name: str) -> str | None:
     if not name:
         return "names a node without a name"
+    if "{" in name:
+        return _BRACES
     return f"names a node {name}: a rounded number, its digits are lost" if _ROUNDED.fullmatch(name) else None
 
 
@@ -279,14 +297,28 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> _Rows:
     return _Rows(index[:half], index[half:], weights, len(names), notes)
 
 
+def _load_numpy(path: Path) -> Any:  # noqa: ANN401  # an array, or an archive of arrays
+    try:
+        return np.load(path, allow_pickle=False)
+    except ValueError:  # whose message recommends to unpickle it
+        raise ValueError(f"{path.name} cannot be read: it holds no plain arrays of numpy") from None
+
+
 def _load_npz(path: Path) -> sparse.sparray | np.ndarray:
-    with np.load(path, allow_pickle=False) as arrays:
+    with _load_numpy(path) as arrays:
         names = list(arrays)
         if "format" not in names:
             if len(names) != 1:
                 raise ValueError(f"{path.name} must hold one matrix, got the arrays {', '.join(names)}")
             return arrays[names[0]]
     return sparse.csr_array(sparse.load_npz(path))
+
+
+def _load_market(path: Path) -> Any:  # noqa: ANN401  # sparse or dense, as the file says
+    return io.mmread(path, spmatrix=False)
+
+
+_MATRICES = {"npz": _load_npz, "npy": _load_numpy, "mtx": _load_market}
 
 
 def _read_graphml(path: Path) -> _Rows:
@@ -301,6 +333,8 @@ def _read_graphml(path: Path) -> _Rows:
     ends = np.array(graph.get_edgelist(), dtype=np.int64).reshape(-1, 2)
     name = next((name for name in _WEIGHT if name in graph.es.attributes()), None)
     weights = None if name is None else np.array(graph.es[name], dtype=np.float64)
+    if weights is not None and np.isnan(weights).any():
+        raise ValueError(f"{path.name}: {np.isnan(weights).sum()} of {len(weights)} edges have no {name}")
     notes = ["no weight attribute: every edge counts 1"] if name is None else []
     if not graph.is_directed():
         notes.append("undirected file: every edge goes both ways, and counts as two rows")

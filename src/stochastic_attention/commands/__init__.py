@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 
 def require(*modules: str) -> None:
@@ -12,6 +14,16 @@ def require(*modules: str) -> None:
     for module in modules:
         if find_spec(module) is None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+
+def make_folder(output: Path) -> None:
+    """Make the folder that a command writes into. ValueError now where it cannot, rather than after long work."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output must be a folder to write into, got {output}: {error.strerror}") from error
+    if not os.access(output, os.W_OK | os.X_OK):
+        raise ValueError(f"output must be a folder to write into, got {output}, which may not be written to")
 
 
 def interrupted(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from . import interrupted, require
+from . import interrupted, make_folder, require
 from .options import split_limits, split_list, split_numbers
 
 
@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         backend=args.backend,
     )
+    make_folder(args.output)
     try:
         with ExitStack() as stack:
             outcome = compare(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import require
+from . import make_folder, require
 from .graph import source_count
 from .options import split_list, split_numbers
 
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     check_count("nulls", args.nulls, minimum=2)
     if args.min_synapses is not None and args.fly is None:
         raise ValueError("min_synapses has no meaning without --fly")
+    make_folder(args.output)
 
     graphs: dict[str, Callable[[], Graph]] = {}
     if args.fly is not None:
@@ -78,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
     table = render(reports)
     skipped = ("command", "command_line", "output")
     config = {key: str(value) if key == "fly" else value for key, value in vars(args).items() if key not in skipped}
-    args.output.mkdir(parents=True, exist_ok=True)
     Record(
         args.command_line, config, Environment.current(), {name: report.plain() for name, report in reports.items()}
     ).save(args.output / "record.json")

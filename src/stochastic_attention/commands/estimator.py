@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from . import require
+from . import make_folder, require
 from .options import split_numbers
 
 
@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     settings.check()
+    make_folder(args.output)
     with tqdm(total=work(settings), dynamic_ncols=True) as bar:
         series = measure(settings, bar.update)
-    args.output.mkdir(parents=True, exist_ok=True)
     table = render(series, settings)
     measured = {"series": [asdict(one) for one in series]}
     Record(args.command_line, asdict(settings), Environment.current(), measured).save(args.output / "record.json")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import interrupted, require
+from . import interrupted, make_folder, require
 from .options import count_or_auto, split_limits, split_list, split_numbers
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         log_samples=args.log_samples,
         allow_code=args.allow_code,
     )
+    make_folder(args.output)
     try:
         with sharing.group():
             outcome = evaluate(

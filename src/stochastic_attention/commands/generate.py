@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from . import require
+from . import make_folder, require
 from .options import split_list
 
 
@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     check_device(args.device)
     text = args.prompt if args.prompt is not None else read_text(args.prompt_file)
 
+    if args.output is not None:
+        make_folder(args.output)
     language = load_model(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     prompt = encode_prompt(language, text, chat=args.chat)
     found = [continue_prompt(language, prompt, attention, sampling, lambda new: print(new, end="", flush=True))]
@@ -95,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         config = {key: value for key, value in vars(args).items() if key not in ("command", "command_line", "output")}
         config["prompt_digest"] = hashlib.sha256(repr(prompt).encode()).hexdigest()[:16]
-        args.output.mkdir(parents=True, exist_ok=True)
         Record(args.command_line, config, Environment.current(), results).save(args.output / "record.json")
         print(f"Written: {args.output}/record.json", file=sys.stderr)
     if found[-1].interrupted:

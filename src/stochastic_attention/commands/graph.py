@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import require
+from . import make_folder, require
 from .options import split_list
 
 _HELP = (
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "edges",
         nargs="?",
         metavar="EDGES",
-        help="larva, larva-brain, worm, or a file: edge list (text, .gz), .parquet, .npz, .mtx, .graphml",
+        help="larva, larva-brain, worm, or a file: edge list (text, .gz), .parquet, .npz, .npy, .mtx, .graphml",
     )
     parser.add_argument("--min-synapses", type=float, help="least weight of a pair, summed over its rows")
     parser.add_argument("--columns", help="SOURCE,TARGET or SOURCE,TARGET,WEIGHT: names in the file's header")
@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise ValueError(f"{name} has no meaning {'for --pattern' if args.edges is None else 'without --pattern'}")
     check_count("nulls", args.nulls, minimum=2)
+    make_folder(args.output)
     began = time.perf_counter()
     if args.edges is not None:
         print(f"Reading {args.edges}", file=sys.stderr)
@@ -82,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
     skipped = ("command", "command_line", "output")
     config = {key: value for key, value in vars(args).items() if key not in skipped}
     results = {"seconds": time.perf_counter() - began, **report.plain()}
-    args.output.mkdir(parents=True, exist_ok=True)
     Record(args.command_line, config, Environment.current(), results).save(args.output / "record.json")
     write_text(args.output / "report.md", text)
     print(text, end="")

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from . import require
+from . import make_folder, require
 from .options import split_list
 
 
@@ -39,12 +39,12 @@ def run(args: argparse.Namespace) -> int:
         limit=args.limit,
     )
     settings.check()
+    make_folder(args.output)
     with tqdm(total=sum(runs_of(settings, name) for name in settings.patterns), unit="run", dynamic_ncols=True) as bar:
         results = []
         for name in settings.patterns:
             bar.set_description(name)
             results.append(measure(settings, name, bar.update))
-    args.output.mkdir(parents=True, exist_ok=True)
     table = render(results, settings)
     measured = {"patterns": [asdict(result) for result in results], "closed_forms": closed_forms(settings)}
     Record(args.command_line, asdict(settings), Environment.current(), measured).save(args.output / "record.json")

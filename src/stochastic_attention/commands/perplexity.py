@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from . import interrupted, require
+from . import interrupted, make_folder, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
     )
     models = [Named.parse(text) for text in args.models]
+    make_folder(args.output)
     try:
         with tqdm(unit="window", dynamic_ncols=True) as bar:
 

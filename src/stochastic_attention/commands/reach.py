@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from . import require
+from . import make_folder, require
 from .options import split_list
 
 
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
         queries=args.queries,
         seeds=args.seeds,
     ).checked()
+    make_folder(args.output)
     with tqdm(total=work(settings), unit="field", unit_scale=True, dynamic_ncols=True) as bar:
         results = []
         for name in settings.patterns:
             bar.set_description(name)
             results.append(measure(settings, name, bar.update))
-    args.output.mkdir(parents=True, exist_ok=True)
     table = render(results, settings)
     Record(
         args.command_line,

@@ -10,7 +10,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from . import interrupted, require
+from . import interrupted, make_folder, require
 from .options import split_list
 
 
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         backend=args.backend,
     )
+    make_folder(args.output)
     try:
         with ExitStack() as stack:
 

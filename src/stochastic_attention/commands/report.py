@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from . import make_folder
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -21,12 +23,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output.is_dir():
         raise ValueError(f"output must be a file to write, got the folder {args.output}")
+    make_folder(args.output.parent)
     findings = collect(args.folder, leave_out=args.output)
     page = render(findings)
     faults = findings.faults | dict.fromkeys(findings.foreign, "is JSON but no record")
     for name, reason in sorted(faults.items()):
         print(f"sattn report: {name}: {reason}", file=sys.stderr)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     write_text(args.output, page)
     print(f"Written: {args.output}, {sum(entry.record is not None for entry in findings.entries)} records")
     return 0

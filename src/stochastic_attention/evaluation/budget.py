@@ -70,12 +70,8 @@ class Queries:
         keys = expected_keys(pattern, self.position[counts], self.length[counts])
         return float(keys @ weight[counts] / weight.sum())
 
-    def measured(self, pattern: Pattern, layers: int) -> Budget:
-        """The budget of this very pattern and seed, averaged over the model's layers."""
-        return self.measured_by_layer([pattern] * layers)
-
-    def measured_by_layer(self, patterns: Sequence[Pattern]) -> Budget:
-        """The same where each layer has a pattern of its own."""
+    def measured(self, patterns: Sequence[Pattern]) -> Budget:
+        """The budget of the very patterns and seeds that a model's layers run, averaged over them."""
         counted = {
             (pattern, layer): self._measured_keys(pattern, layer)
             for pattern, layer in {(pattern, _draw(pattern, layer)) for layer, pattern in enumerate(patterns)}

@@ -20,7 +20,7 @@ from ..ops.validation import check_choice, check_count, check_device
 from .budget import Budget, Match, Queries
 from .journal import Journal
 from .methods import METHODS, REFERENCE, check_methods, preset_of
-from .prefill import attending, prefill_times
+from .prefill import attended, attending, prefill_times
 from .requests import Item, Profile, profile
 from .results import CellResult, PrefillResult
 from .scoring import score_requests
@@ -272,9 +272,7 @@ def _run(
 
 
 def _measured(queries: Queries, pattern: Pattern | Preset, language: LanguageModel) -> Budget:
-    if isinstance(pattern, Pattern):
-        return queries.measured(pattern, language.layers)
-    return queries.measured_by_layer(pattern.layer_patterns(language.model.config.get_text_config()))
+    return queries.measured(attended(language.model, pattern))
 
 
 def _result(cell: Cell, budget: Budget, metrics: dict[str, Any], seconds: float) -> CellResult:

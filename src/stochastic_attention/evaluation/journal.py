@@ -36,7 +36,10 @@ class Journal:
 
     def add(self, key: str, value: object) -> None:
         """Keep a finished piece."""
-        line = json.dumps({"key": key, "value": value}, allow_nan=False) + "\n"
+        try:
+            line = json.dumps({"key": key, "value": value}, allow_nan=False) + "\n"
+        except ValueError as error:
+            raise ValueError(f"{key}: a figure is infinite or NaN, and cannot be kept") from error
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line)
             file.flush()

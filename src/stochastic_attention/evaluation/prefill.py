@@ -11,6 +11,7 @@ import torch
 
 from ..hf import Preset, restore, swap
 from ..hf.plan import check_swappable
+from ..hf.presets import native_patterns
 from ..ops.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def attending(model: PreTrainedModel, pattern: Pattern | Preset, backend: str | None = None) -> Iterator[None]:
     """Let every layer of `model` attend by a pattern inside the block, or swap a preset into it.
 
-    Full attention is the untouched model.
+    Full attention is the untouched model, its sliding windows included (see `attended`).
     """
     check_swappable(model.config)
     if pattern == Pattern.full():
@@ -33,6 +34,14 @@ def attending(model: PreTrainedModel, pattern: Pattern | Preset, backend: str | 
         yield
     finally:
         restore(model)
+
+
+def attended(model: PreTrainedModel, pattern: Pattern | Preset) -> list[Pattern]:
+    """What each layer of `model` runs inside of `attending`."""
+    config = model.config.get_text_config()
+    if isinstance(pattern, Preset):
+        return pattern.layer_patterns(config)
+    return native_patterns(config) if pattern == Pattern.full() else [pattern] * config.num_hidden_layers
 
 
 @torch.inference_mode()

@@ -90,9 +90,19 @@ def _scored_logits(model: PreTrainedModel, rows: Sequence[Request]) -> list[Tens
     return [logits[row, end - request.scored : end] for row, (end, request) in enumerate(zip(ends, rows, strict=True))]
 
 
+def checked(loglikelihoods: Tensor) -> Tensor:
+    """The same; ValueError where one is NaN, of which metrics would make figures that look like any other."""
+    if loglikelihoods.isnan().any():
+        raise ValueError(
+            "the model must give a number for every token it scores, got NaN; float16 overflows in many models that "
+            "were trained in bfloat16"
+        )
+    return loglikelihoods
+
+
 def _score(logits: Tensor, request: Request) -> Score:
     logits = logits.float()
     targets = torch.tensor(request.tokens[-request.scored :], device=logits.device)
     chosen = logits.gather(-1, targets[:, None])[:, 0]
-    loglikelihoods = (chosen - logits.logsumexp(-1)).double()
+    loglikelihoods = checked((chosen - logits.logsumexp(-1)).double())
     return Score(tuple(loglikelihoods.tolist()), tuple((logits.argmax(-1) == targets).tolist()))

@@ -27,6 +27,7 @@ from ..lm.text import pieces, text_path
 from ..lm.token_file import Encoder
 from ..records import Estimate
 from . import copies
+from .scoring import checked
 from .tasks.base import ratio_perplexity, spread
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def token_losses(
             for row, targets in zip(logits, tokens[:, 1:], strict=True)
         ]
         on_batch(len(tokens))
-    return torch.stack(losses)
+    return checked(torch.stack(losses))
 
 
 def buckets(windows: Sequence[Window], losses: Tensor) -> list[Bucket]:

@@ -3,11 +3,13 @@
 import gzip
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from stochastic_attention import cli
 from stochastic_attention.evaluation.harness import evaluate as evaluation
 from stochastic_attention.evaluation.harness import groups, lm, rows
+from stochastic_attention.evaluation.harness import run as harness_run
 from stochastic_attention.evaluation.harness.evaluate import Settings, evaluate
 from stochastic_attention.evaluation.harness.rows import (
     LOCAL,
@@ -27,6 +30,7 @@ from stochastic_attention.evaluation.harness.rows import (
     task_manager,
     wiki_pages,
 )
+from stochastic_attention.evaluation.tasks import TASKS, TaskOptions
 from stochastic_attention.evaluation.tasks.wheel import wheel_missing
 from stochastic_attention.lm import StochasticLlamaConfig, StochasticLlamaForCausalLM
 from stochastic_attention.models import weights_digest
@@ -133,6 +137,29 @@ class TestRows:
         assert {instance.doc_id for instance in task.instances} == {0, 1}
         assert len(task.eval_docs) == {"hellaswag": 10042, "piqa": 1838, "winogrande": 1267, "boolq": 3270}[name]
 
+    @pytest.mark.parametrize(
+        ("lines", "reason"),
+        [
+            (b'\xef\xbb\xbf{"context": "a", "continuation": "b"}\r\n\r\n', None),
+            (b'{"context": "a", "continuation": "b"}\n{"context": "a", "conti', "line 2 is no JSON in UTF-8: "),
+            (b'{"context": "a", "continuation": "\xe9"}\n', "line 1 is no JSON in UTF-8: "),
+            (b'\n{"text": "a b"}\n', "line 2 has no context, continuation"),
+            (b'["a", "b"]\n', "line 1 has no context, continuation"),
+        ],
+    )
+    def test_a_line_that_is_no_row_is_named(self, data, manager, tokenizer, lines, reason):
+        (data / LOCAL["lambada_openai"].path).write_bytes(lines)
+        source = find_sources(["lambada_openai"], data, True)["lambada_openai"]
+        if reason is None:
+            assert [doc["text"] for doc in load_task("lambada_openai", source, manager).test_docs()] == ["a b"]
+            return
+        with pytest.raises(
+            ValueError, match=f"lambada_openai: its rows cannot be read: .*lambada_openai.jsonl: {reason}"
+        ):
+            load_task("lambada_openai", source, manager)
+        with pytest.raises(ValueError, match=f"lambada_openai.jsonl: {reason}"):
+            TASKS["lambada"].items(tokenizer, TaskOptions(data=data), 1)
+
     def test_everything_that_is_missing_is_named_at_once(self, tmp_path):
         with pytest.raises(ValueError, match="lambada_openai") as told:
             find_sources(["lambada_openai", "arc_easy"], tmp_path, False)
@@ -147,6 +174,29 @@ class TestRows:
     def test_unknown_tasks_and_groups_are_named(self, manager):
         with pytest.raises(ValueError, match=r"name the members of a group, got super-glue-lm-eval-v1, nonsense"):
             check_names(["arc_easy", "super-glue-lm-eval-v1", "nonsense"], manager)
+
+
+def test_what_tasks_draw_is_as_in_the_harness_alone_and_disturbs_nothing(run, monkeypatch):
+    """Some shuffle the answers of a row where they are read, some sample text."""
+    drawn = []
+
+    def noting(real):
+        def call(*arguments, **options):
+            drawn.append((random.random(), float(np.random.random()), float(torch.rand(()))))
+            return real(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(evaluation, "load_task", noting(load_task))
+    monkeypatch.setattr(harness_run, "run_harness", noting(harness_run.run_harness))
+    run(tasks=("lambada_openai",))
+    of_torch = float(torch.rand((), generator=torch.Generator().manual_seed(1234)))
+    assert drawn == [(random.Random(0).random(), np.random.RandomState(1234).random(), of_torch)] * 2
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    with harness_run.seeded():
+        noting(lambda: None)()
+    assert drawn[2] == drawn[0]
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
 
 
 @pytest.fixture
@@ -403,6 +453,9 @@ def test_another_model_in_the_same_folder_is_another_run(trained, tmp_path):
     for file in trained.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     assert weights_digest(str(copy)) == before
+    (copy / "chat_template.jinja").write_text("{{ messages }}")
+    assert weights_digest(str(copy)) != before
+    (copy / "chat_template.jinja").unlink()
     (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
     assert weights_digest(str(copy)) != before
 

@@ -5,8 +5,14 @@ import random
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from stochastic_attention import Pattern
 from stochastic_attention.hf import swap
@@ -17,6 +23,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from stochastic_attention.evaluation.harness.lm import CountingLM, MethodLM, SwappedLM
+from stochastic_attention.evaluation.prefill import attended
 from stochastic_attention.evaluation.requests import Profile
 
 SPECIAL = ["[pad]", "[end]", "[unknown]"]
@@ -150,6 +157,22 @@ def test_rolling_scores_and_truncated_ones(make_lm, requests):
     assert_equal_scores(four, one)
 
 
+def test_a_tokenizer_that_begins_every_text_begins_it_once(plain, words):
+    begun = copy.deepcopy(words)
+    begun.bos_token = SPECIAL[1]
+    begun.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[1]} $A", special_tokens=[(SPECIAL[1], 1)]
+    )
+    text = [(" ".join(WORDS[:9]),)]
+    one, two = (SwappedLM(pretrained=copy.deepcopy(plain), tokenizer=tokenizer) for tokenizer in (words, begun))
+    rolled = [lm.loglikelihood_rolling(instances("loglikelihood_rolling", text), True) for lm in (one, two)]
+    assert rolled[0] == pytest.approx(rolled[1])
+    (found,) = loglikelihoods(two, [("w1 w2", " w3")])
+    (expected,) = loglikelihoods(one, [(f"{SPECIAL[1]} w1 w2", " w3")])
+    assert found == pytest.approx(expected)
+    assert found != pytest.approx(loglikelihoods(one, [("w1 w2", " w3")])[0])
+
+
 def test_the_harness_alone_lets_padding_into_the_permutation(make_lm, requests):
     """Why SwappedLM is there, and where plain HFLM does as well."""
     for name, pattern in PATTERNS.items():
@@ -158,6 +181,15 @@ def test_the_harness_alone_lets_padding_into_the_permutation(make_lm, requests):
         assert moved > 0.01 if name in ("sequence", "block", "union") else moved < 1e-4
     one, five = (loglikelihoods(make_lm(PATTERNS["sequence"], size), requests) for size in (1, 5))
     assert_equal_scores(five, one)
+
+
+@pytest.mark.parametrize("answer", ["", " w1 w2 w3 w4 w5 w6 w7 w8 w9"])
+def test_answers_that_cannot_be_scored_are_refused(make_lm, answer):
+    lm = make_lm(PATTERNS["local"], 1, max_length=8)
+    with pytest.raises(
+        ValueError, match=f"an answer must have from 1 token to the length, 8, got one of {len(answer.split())}"
+    ):
+        loglikelihoods(lm, [("w3 w4", answer)])
 
 
 def test_a_process_group_of_the_caller_shares_nothing(make_lm, requests, monkeypatch):
@@ -228,6 +260,31 @@ def test_a_method_reads_the_prompt_and_new_tokens_see_every_key(make_method_lm, 
         ids = words(prompt.args[0], return_tensors="pt").input_ids
         said = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
         assert text == words.decode(said, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("pattern", [Pattern.local(64), Pattern.full()], ids=["local", "full"])
+def test_a_model_that_slides_itself_is_not_taken_for_full_attention(words, requests, pattern):
+    """A window as long as the text is another thing than the model's own; "full" is the model as it is."""
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        sliding_window=8,
+        initializer_range=0.3,
+    )
+    model = MistralForCausalLM(config)
+    lm = MethodLM(pretrained=copy.deepcopy(model), tokenizer=words, batch_size=3)
+    lm.pattern = pattern
+    known = model if pattern == Pattern.full() else swap(copy.deepcopy(model), pattern, "all")
+    expected = loglikelihoods(SwappedLM(pretrained=known, tokenizer=words, batch_size=3), requests)
+    assert_equal_scores(loglikelihoods(lm, requests), expected)
+    native = [Pattern.local(8)] * 2
+    assert attended(model, pattern) == (native if pattern == Pattern.full() else [pattern] * 2)
 
 
 def test_a_prompt_counts_with_its_last_token(plain, words, requests):

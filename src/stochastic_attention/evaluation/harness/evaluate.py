@@ -27,11 +27,12 @@ from ..compare import DTYPES
 from ..draws import has_chance
 from ..methods import METHODS, REFERENCE
 from ..paired import Difference, ScoredRows, paired_differences
+from ..prefill import attended
 from ..requests import Profile
 from .groups import expand, pool_results, share_limit
 from .lm import CountingLM, MethodLM, SwappedLM
 from .rows import Source, check_names, find_sources, load_task, task_manager
-from .run import build_requests, quiet, run_task
+from .run import build_requests, quiet, run_task, seeded
 from .sharing import is_first, on_first, open_journal, own_device
 
 if TYPE_CHECKING:
@@ -267,7 +268,7 @@ def evaluate(
 
     @cache
     def load(name: str) -> Task:
-        with quiet():
+        with quiet(), seeded():
             return load_task(name, sources[name], manager, shots=settings.shots)
 
     cells = list(plan(settings, lambda name: len(load(name).eval_docs)))
@@ -324,7 +325,7 @@ def _run(
         fitted = Pattern.full() if cell.budget is None else method.fit(queries, cell.budget, settings.match)
         lm.pattern = fitted if cell.seed is None else fitted.seeded(cell.seed)
         result, samples = _timed(task, cell, lm, settings)
-        budget = queries.measured(lm.pattern, language.layers)
+        budget = queries.measured(attended(language.model, lm.pattern))
         result = replace(result, pattern=str(lm.pattern), w_eff=budget.w_eff, w_scored=budget.w_scored)
         yield cell, [(result, samples)]
 

