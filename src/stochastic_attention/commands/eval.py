@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", default="hellaswag,piqa,winogrande", help="of the harness, comma-separated; mmlu: its 57 subjects"
     )
-    parser.add_argument("--shots", type=int, default=0, help="examples before each question")
+    parser.add_argument("--shots", type=int, help="examples before each question; by default the task's own number")
     parser.add_argument("--chat-template", action="store_true", help="put questions by the model's chat template")
     parser.add_argument("--log-samples", action="store_true", help="keep what is found in each row, in OUTPUT/samples")
     parser.add_argument(

@@ -137,6 +137,10 @@ class TestExamples:
             ({}, 1, "which has no rows for examples"),
             ({"test_split": None, "validation_split": "test"}, 3, None),
             ({"num_fewshot": 0, "training_split": "train"}, 1, "which is defined without examples"),
+            ({"num_fewshot": 2, "training_split": "train"}, None, None),  # as many as it is defined with
+            ({"num_fewshot": 2, "training_split": "train"}, 0, None),
+            ({"num_fewshot": 4, "training_split": "train"}, None, "which has 3 rows for examples"),
+            ({"training_split": "train"}, None, None),
             ({"output_type": "loglikelihood_rolling", "training_split": "train"}, 1, "which scores whole texts"),
         ],
     )
@@ -161,7 +165,8 @@ class TestExamples:
         task = load_task("sums", Source("hub", None), manager, shots=shots)
         task.set_fewshot_seed(EXAMPLES_SEED)
         found = prompts(task, None)
-        assert all(prompt.count("=") == shots + 1 for prompt in found)
+        expected = changes.get("num_fewshot", 0) if shots is None else shots
+        assert all(prompt.count("=") == expected + 1 for prompt in found)
         assert all(prompt.count(prompt.rsplit("\n", 1)[-1]) == 1 for prompt in found)  # never its own answer
         task.set_fewshot_seed(EXAMPLES_SEED)
         assert prompts(task, None) == found

@@ -59,7 +59,7 @@ class Settings:
             own.
         data: a folder with the rows of tasks.
         offline: whether rows may only come from this machine.
-        shots: examples before each question.
+        shots: examples before each question. None: as many as the harness has for the task, of most none.
         device_map: how transformers spreads a large model over devices, in place of `device`.
         chat_template: whether questions are put by the model's chat template, examples as earlier turns.
         allow_code: whether programs that the model writes may be run (see `programs`).
@@ -80,7 +80,7 @@ class Settings:
     dtype: str = "float32"
     backend: str | None = None
     device_map: str | None = None
-    shots: int = 0
+    shots: int | None = None
     chat_template: bool = False
     allow_code: bool = False
     log_samples: bool = False
@@ -112,7 +112,8 @@ class Settings:
         for budget in self.budgets:
             check_count("budgets", budget, minimum=1)
         check_count("seeds", self.seeds, minimum=1)
-        check_count("shots", self.shots, minimum=0)
+        if self.shots is not None:
+            check_count("shots", self.shots, minimum=0)
         check_choice("match", self.match, get_args(Match))
         check_choice("dtype", self.dtype, DTYPES)
         check_device(self.device)
@@ -163,10 +164,15 @@ ACCURACIES = ("acc_norm", "acc", "exact_match", "pass@1")
 
 
 def headline(result: Result) -> str:
-    """The metric that stands for the task."""
-    return next(
-        (name for name in (*ACCURACIES, "word_perplexity") if name in result.metrics), next(iter(result.metrics))
-    )
+    """The metric that stands for the task; of several filters of answers, under the first."""
+    names = {label.partition(",")[0]: label for label in reversed(result.metrics)}
+    found = (names[name] for name in (*ACCURACIES, "word_perplexity") if name in names)
+    return next(found, next(iter(result.metrics)))
+
+
+def is_accuracy(metric: str) -> bool:
+    """Whether it is one that may be averaged over tasks, under whatever filter of answers."""
+    return metric.partition(",")[0] in ACCURACIES
 
 
 def _scored_rows(result: Result) -> ScoredRows:

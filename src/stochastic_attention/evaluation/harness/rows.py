@@ -194,8 +194,8 @@ def check_names(names: Sequence[str], manager: TaskManager, *, allow_code: bool 
         )
 
 
-def load_task(name: str, source: Source, manager: TaskManager, *, shots: int = 0) -> Task:
-    """The harness's task, after `shots` examples, with the rows of `source`.
+def load_task(name: str, source: Source, manager: TaskManager, *, shots: int | None = None) -> Task:
+    """The harness's task, after `shots` examples, None for its own number, with the rows of `source`.
 
     Raises:
         ValueError: its rows cannot be had, or not so many for examples.
@@ -220,6 +220,7 @@ def load_task(name: str, source: Source, manager: TaskManager, *, shots: int = 0
         task: Any = manager.load([spec])["tasks"][name]
     except Exception as error:  # of the hub's many kinds: no such set, none online, gated
         raise ValueError(f"{name}: its rows cannot be read: {' '.join(str(error).split())}") from error
+    shots = (task.config.num_fewshot or 0) if shots is None else shots
     if shots:
         here = source.path is not None and local is not None and local.examples is None
         reason = "has no rows for examples on this machine" if here else _no_examples(task, shots)

@@ -12,7 +12,7 @@ from ...tables import markdown
 from ..budget import Match
 from ..paired import Difference
 from ..ranking import Cell, common_targets, rank
-from .evaluate import ACCURACIES, Result, headline
+from .evaluate import Result, headline, is_accuracy
 
 # What every method is compared with on the same rows, where it took part.
 OTHERS = ("full", "swa+sinks")
@@ -34,7 +34,7 @@ def render(results: Sequence[Result], differences: Sequence[Difference], *, matc
 
 def accuracies(results: Sequence[Result]) -> list[Cell]:
     """The cells of a sweep, empty where its tasks are measured by something else."""
-    if not {headline(result) for result in results} <= set(ACCURACIES):
+    if not all(is_accuracy(headline(result)) for result in results):
         return []
     return [
         Cell(
@@ -64,7 +64,7 @@ def _at_equal_keys(cells: Sequence[Cell]) -> str:
 def _by_method(results: Sequence[Result], differences: Sequence[Difference], match: Match) -> str:
     tasks = list(dict.fromkeys(result.task for result in results))
     headlines = {result.task: headline(result) for result in results}
-    alike = set(headlines.values()) <= set(ACCURACIES)  # else a mean over tasks means nothing
+    alike = all(map(is_accuracy, headlines.values()))  # else a mean over tasks means nothing
     others = [other for other in OTHERS if alike and any(difference.other == other for difference in differences)]
     both_ways = [*differences, *(replace(d, method=d.other, other=d.method, value=-d.value) for d in differences)]
     paired = {(d.method, d.budget, d.other): f"{d.value:+.3f} ± {d.stderr:.3f}" for d in both_ways}
