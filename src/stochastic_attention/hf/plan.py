@@ -146,7 +146,7 @@ def read(config: PreTrainedConfig, *, may_exit_early: bool = False) -> SwapPlan:
     if has_own_plan(config):
         return config.attention_plan  # type: ignore[attr-defined]
     entry = getattr(config, NAME, None)
-    if not keeps_plan(config):
+    if entry is None:
         raise ValueError(
             f"config must say what to swap: it has no {NAME!r}; use swap(model, pattern), or "
             "configure(config, pattern) before the model is built"
