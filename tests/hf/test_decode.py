@@ -189,6 +189,7 @@ def test_assisted_decoding_equals_greedy(make_model, pattern, ids):
     assert greedy(model, prompt, assistant_model=make_model(num_hidden_layers=1)).tolist() == expected.tolist()
     assert greedy(model, prompt, assistant_model=model).tolist() == expected.tolist()
     assert greedy(model, prompt, prompt_lookup_num_tokens=2).tolist() == expected.tolist()
+    assert greedy(model, prompt, assistant_early_exit=2).tolist() == expected.tolist()
 
 
 @stable

@@ -88,4 +88,4 @@ def test_masks_of_a_model_swapped_whole_are_linear_in_its_length():
 
 def test_custom_mask_functions_are_refused():
     with pytest.raises(ValueError, match="a custom mask function"):
-        build_masks(q_length=4, kv_length=4, use_vmap=True, config=CONFIG)
+        build_masks(batch_size=1, q_length=4, kv_length=4, use_vmap=True, config=CONFIG)

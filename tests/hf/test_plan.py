@@ -160,6 +160,9 @@ def test_a_config_that_does_not_say_what_to_swap(make_model, ids):
     model = transformers.AutoModelForCausalLM.from_config(make_model().config, attn_implementation=NAME)
     with pytest.raises(ValueError, match=r"it has no 'stochastic_attention'; use swap\(model, pattern\), or configure"):
         model(ids)
+    model.load_state_dict(make_model().state_dict())
+    assert torch.equal(logits(swap(model, SA), ids), logits(swap(make_model(), SA), ids))
+    assert torch.equal(logits(restore(model), ids), logits(make_model(), ids))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What a swap refuses: it raises, and never computes something else."""
 
+import math
+
 import pytest
 import torch
 import transformers
@@ -89,6 +91,9 @@ def test_set_step_checks_the_step(make_model, step):
             r"attention_mask must have shape .* N = 21, .* got \[2, 22\]",
         ),
         ({"attention_mask": torch.ones(2, 22)}, r"attention_mask must have shape .* N = 21, .* got \[2, 22\]"),
+        ({"attention_mask": torch.ones(3, 21)}, r"attention_mask must have shape .* B = 2, got \[3, 21\]"),
+        ({"attention_mask": torch.zeros(2, 21).index_fill(1, torch.arange(4), -math.inf)}, "bool or hold 0 and 1 only"),
+        ({"attention_mask": torch.arange(1, 22).expand(2, -1) // 12 + 1}, "bool or hold 0 and 1 only"),
         ({"output_attentions": True}, "output_attentions must be False"),
         ({"is_causal": False}, "is_causal must be True"),
         ({"cu_seq_lens_q": torch.tensor([0, 9, 21])}, "does not know the argument 'cu_seq_lens_q'"),
@@ -100,6 +105,9 @@ def test_set_step_checks_the_step(make_model, step):
         "short mask",
         "long mask, no cache",
         "long mask",
+        "other rows",
+        "additive mask",
+        "numbered documents",
         "output_attentions",
         "is_causal",
         "cu_seq_lens",

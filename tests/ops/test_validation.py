@@ -182,6 +182,8 @@ def zeros(*shape: int, **options) -> torch.Tensor:
         ((zeros(2, 4, 7, 8), zeros(2, 2, 7, 8, dtype=torch.int64), zeros(2, 2, 7, 8)), "k", "int64"),
         ((zeros(2, 4, 7, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 8, dtype=torch.complex64)), "v", "complex64"),
         ((zeros(2, 4, 7, 8), zeros(2, 2, 7, 8, device="meta"), zeros(2, 2, 7, 8)), "k", "meta"),
+        ((zeros(2, 4, 7, 8, device="meta"),) * 3, "q", "meta"),
+        ((zeros(2, 4, 7, 8).to_sparse(), zeros(2, 2, 7, 8), zeros(2, 2, 7, 8)), "q", "sparse"),
         ((zeros(2, 4, 5, 8), zeros(2, 2, 7, 8), zeros(2, 2, 7, 8)), "query_positions", 5),
     ],
     ids=str,

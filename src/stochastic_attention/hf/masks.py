@@ -6,14 +6,14 @@ offset .. offset + N - 1 of a key axis of K slots, cached tokens before them and
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AttentionMaskInterface, PreTrainedConfig
 
-from ..ops.layout import PADDING, documents_from_mask
+from ..ops.layout import PADDING, check_mask_values, documents_from_mask
 from .plan import read
 
 
@@ -33,8 +33,16 @@ class Masks(NamedTuple):
         return 4
 
 
+def check_values(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Forward pre-hook of a base model: see `check_mask_values`. Later, transformers has made the mask one of bools."""
+    mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not torch.compiler.is_compiling():
+        check_mask_values(mask)
+
+
 def build_masks(
     *,
+    batch_size: int,
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor = 0,
@@ -56,8 +64,8 @@ def build_masks(
         raise ValueError("a custom mask function (or_mask_function, and_mask_function) cannot be honoured once swapped")
     real = attention_mask
     if real is not None:
-        if real.dim() != 2:
-            raise ValueError(f"attention_mask must have shape [B, N], got {list(real.shape)}")
+        if real.dim() != 2 or real.shape[0] != batch_size:
+            raise ValueError(f"attention_mask must have shape [B, N] with B = {batch_size}, got {list(real.shape)}")
         real = real.bool()
         if not torch.compiler.is_compiling():
             so_far = int(q_offset) + q_length
@@ -70,10 +78,11 @@ def build_masks(
                     f"ones too, got {list(real.shape)}"
                 )
             real = None if bool(real[:, :so_far].all()) else real
-    plan = read(config)
-    if len(plan.layers) == config.num_hidden_layers:
+    plan = read(config, may_exit_early=True)
+    if plan.layers.keys() >= set(range(config.num_hidden_layers)):
         return Masks(native=None, real=real, offset=q_offset)
     mask = AttentionMaskInterface()[plan.native](
+        batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
         q_offset=q_offset,

@@ -107,10 +107,15 @@ def configure(
     `prefill_chunk_size` is not refused. `swap(model)`, or `set_step` or `restore`, puts them in place.
     """
     check_swappable(config)
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    native = "sdpa" if model_class._supports_sdpa and not sdpa_drops_softcap(config) else "eager"
-    write(config, SwapPlan(native, plan_layers(config, pattern, layers, decode=decode, backend=backend)))
+    plans = plan_layers(config, pattern, layers, decode=decode, backend=backend)
+    write(config, SwapPlan(default_native(config), plans))
     return config
+
+
+def default_native(config: PreTrainedConfig) -> str:
+    """The implementation that a model of this config has where nobody asks for one."""
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return "sdpa" if model_class._supports_sdpa and not sdpa_drops_softcap(config) else "eager"
 
 
 def plan_layers(
@@ -132,8 +137,12 @@ def plan_layers(
     return {index: LayerPlan.checked(pattern[index], decode, backend) for index in chosen}
 
 
-def read(config: PreTrainedConfig) -> SwapPlan:
-    """The plan that a config keeps; ValueError where it keeps none, or none that can be."""
+def read(config: PreTrainedConfig, *, may_exit_early: bool = False) -> SwapPlan:
+    """The plan that a config keeps; ValueError where it keeps none, or none that can be.
+
+    `may_exit_early`: `num_hidden_layers` may be less than the model has, as it is while a model drafts with its first
+    layers in assisted decoding.
+    """
     if has_own_plan(config):
         return config.attention_plan  # type: ignore[attr-defined]
     entry = getattr(config, NAME, None)
@@ -148,12 +157,19 @@ def read(config: PreTrainedConfig) -> SwapPlan:
     for group in entry["layers"]:
         _check_keys(f"config.{NAME}['layers']", group, {"layers", "pattern"}, {"decode", "backend"})
         plan = LayerPlan.checked(Pattern.from_dict(group["pattern"]), group.get("decode"), group.get("backend"))
-        indices = choose_layers(group["layers"], [None] * config.num_hidden_layers)
+        indices = group["layers"]
+        if not (may_exit_early and isinstance(indices, list)):
+            indices = choose_layers(indices, [None] * config.num_hidden_layers)
         twice = sorted(set(layers).intersection(indices))
         if twice:
             raise ValueError(f"config.{NAME}['layers'] must name a layer once, got layer {twice[0]} twice")
         layers |= dict.fromkeys(indices, plan)
     return SwapPlan(entry["native"], layers)
+
+
+def keeps_plan(config: PreTrainedConfig) -> bool:
+    """Whether `read` finds a plan in the config, be it one that cannot be."""
+    return has_own_plan(config) or getattr(config, NAME, None) is not None
 
 
 def has_own_plan(config: PreTrainedConfig) -> bool:

@@ -15,13 +15,16 @@ from ..ops.call import check_step
 from ..ops.pattern import Pattern
 from .attend import STEP_ARGUMENT
 from .caches import keep_all_keys
+from .masks import check_values
 from .plan import (
     NAME,
     NATIVES,
     LayersSpec,
     SwapPlan,
     check_swappable,
+    default_native,
     has_own_plan,
+    keeps_plan,
     native_windows,
     plan_layers,
     read,
@@ -83,7 +86,7 @@ def swap(
     modules = attention_modules(model)
     state = model_state(model)
     native = _native(model, state)
-    kept = read(model.config).layers if state or _is_built_so(model) else {}
+    kept = read(model.config).layers if state or (_is_built_so(model) and keeps_plan(model.config)) else {}
     if pattern is None:
         if (layers, decode, backend) != (None, None, None):
             raise ValueError("pattern must be given with layers, decode or backend, got None")
@@ -151,7 +154,10 @@ def _begin(model: PreTrainedModel, native: str) -> ModelState:
         if getattr(module, "config", None) is shared:
             module.config = own  # type: ignore[assignment]
     base = model.base_model
-    hooks = [base.register_forward_pre_hook(_prepare_base_model, with_kwargs=True)]
+    hooks = [
+        base.register_forward_pre_hook(check_values, with_kwargs=True),
+        base.register_forward_pre_hook(_prepare_base_model, with_kwargs=True),
+    ]
     if base is not model:
         hooks.append(model.register_forward_pre_hook(_prepare_model, with_kwargs=True))
     if isinstance(model, GenerationMixin):
@@ -214,7 +220,7 @@ def generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:  # noqa:
 def check_generate(model: PreTrainedModel, kwargs: Mapping[str, Any]) -> None:
     """Raise NotImplementedError where `generate` would split the prompt and a layer permutes the whole of it."""
     config = kwargs.get("generation_config") or model.generation_config
-    patterns = [layer.pattern for layer in read(model.config).layers.values()]
+    patterns = [layer.pattern for layer in read(model.config, may_exit_early=True).layers.values()]
     if any(pattern.kind == "stochastic" and pattern.scope == "sequence" for pattern in patterns):
         for name in _OTHER_FIRST_CALLS:
             if kwargs.get(name, getattr(config, name, None)):
@@ -228,7 +234,7 @@ def _native(model: PreTrainedModel, state: ModelState | None) -> str:
     """The implementation that a model has, or would have if it were not swapped."""
     native = state.native if state else model.config._attn_implementation
     if native == NAME:
-        native = read(model.config).native
+        native = read(model.config).native if keeps_plan(model.config) else default_native(model.config)
     if native not in NATIVES:
         raise ValueError(f"model must have attn_implementation {' or '.join(NATIVES)} to be swapped, got {native!r}")
     if native == "sdpa" and sdpa_drops_softcap(model.config):

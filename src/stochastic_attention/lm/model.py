@@ -21,6 +21,7 @@ from transformers import initialization as init
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from ..hf.attend import GATES_ARGUMENT
+from ..hf.masks import check_values
 from ..hf.plan import NAME
 from ..hf.registration import register as register_attention
 from ..hf.swap import check_generate
@@ -78,6 +79,7 @@ class StochasticLlamaModel(StochasticLlamaPreTrainedModel, LlamaModel):
         super().__init__(config)
         for index, layer in enumerate(self.layers):
             layer.self_attn = StochasticLlamaAttention(config, index)
+        self.register_forward_pre_hook(check_values, with_kwargs=True)
         self.post_init()
 
 

@@ -112,6 +112,7 @@ def attention(
 
     Raises:
         ValueError: an argument is out of its domain; the message names it, what was expected and what came.
+        RuntimeError: a second derivative is asked of a backend that has none; "gather" and "reference" have.
     """
     check_tensors(q, k, v)
     if not isinstance(pattern, Pattern):

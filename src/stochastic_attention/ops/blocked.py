@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .call import Call
 from .merge import attend_finite
+from .once import differentiable_once
 from .plan import Pass, lower
 from .tile_attention import choose_engine
 from .tiles import Group, groups, tiles
@@ -89,7 +89,7 @@ class _Blocked(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("blocked")
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the signature
         ctx: Any,  # noqa: ANN401
         d_out: Tensor | None,

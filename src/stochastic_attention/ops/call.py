@@ -84,6 +84,9 @@ class Call:
 def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless q, k and v fit together as in torch's scaled_dot_product_attention."""
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if isinstance(x, Tensor) and (x.is_nested or x.layout != torch.strided or x.device.type == "meta"):
+            got = "a nested one (see documents)" if x.is_nested else f"{x.layout} on {x.device}"
+            raise ValueError(f"{name} must be a dense tensor that holds values, got {got}")
         if not isinstance(x, Tensor) or x.dim() != 4:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{name} must be a 4-D tensor [B, H, N, D], got {got}")

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import native
 from .call import Call
 from .merge import attend_finite
+from .once import differentiable_once
 from .plan import Pass, lower
 
 _MOST_ROWS = 2**31 - 1  # the kernel counts rows and slots in 32 bits
@@ -68,8 +68,8 @@ class _Compiled(torch.autograd.Function):
         scale: float,
         softcap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=dtype)
-        lse = torch.full(q.shape[:-1], -math.inf, dtype=dtype)
+        out = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=dtype)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=dtype)
         for p in passes:
             _call_kernel("forward", q, k, v, p, scale, softcap, out=out, lse=lse)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -78,7 +78,7 @@ class _Compiled(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("cpp")
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the signature
         ctx: Any,  # noqa: ANN401
         d_out: Tensor | None,
@@ -100,8 +100,8 @@ def _backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> tuple[Ten
         delta -= d_lse.masked_fill(empty, 0.0)
     lse = lse.masked_fill(empty, math.inf)
     splits = max(1, _SUMS_AT_ONCE // max(1, k.shape[0] * k.shape[1]))
-    dq = torch.zeros(q.shape, dtype=out.dtype)
-    dk, dv = (torch.zeros(splits, *x.shape, dtype=out.dtype) for x in (k, v))
+    dq = out.new_zeros(q.shape)
+    dk, dv = (out.new_zeros(splits, *x.shape) for x in (k, v))
     for p in ctx.passes:
         _call_kernel(
             "backward", q, k, v, p, ctx.scale, ctx.softcap,

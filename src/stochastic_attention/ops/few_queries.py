@@ -58,8 +58,8 @@ def attend(
     slot = found.slot.contiguous()
     allowed = found.allowed.expand_as(slot).contiguous()
     bias = None if found.bias is None else found.bias.to(dtype).expand_as(slot).contiguous()
-    out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
-    lse = torch.empty(q.shape[:-1], dtype=dtype)
+    out = q.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
+    lse = q.new_empty(q.shape[:-1], dtype=dtype)
     tensors = {"slot": slot, "allowed": allowed, "bias": bias, "out": out, "lse": lse}
     pointers: dict[str, Any] = {name: x.data_ptr() for name, x in tensors.items() if x is not None}
     arguments = _Arguments(

@@ -182,7 +182,7 @@ def _check_query_positions(
         low, high = (int(x) for x in query_positions.aminmax())
         if low < 0 or high >= keys:
             raise ValueError(f"query_positions must lie in [0, Nk) = [0, {keys}), got values from {low} to {high}")
-        if queries == keys and bool((query_positions == torch.arange(keys)).all()):
+        if queries == keys and bool((query_positions == torch.arange(keys, device=device)).all()):
             return None
     return query_positions
 
@@ -211,9 +211,17 @@ def _check_tensor(name: str, tensor: Tensor, shape: str) -> None:
 def documents_from_mask(attention_mask: Tensor) -> Tensor:
     """Documents of a padding mask [B, N] (bool, or 0 and 1): one a row, padding where the mask is 0. int64 [B, N]."""
     _check_tensor("attention_mask", attention_mask, "[B, N]")
-    if attention_mask.dtype != torch.bool and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
-        raise ValueError("attention_mask must be bool or hold 0 and 1 only, got other values (an additive mask?)")
+    check_mask_values(attention_mask)
     return attention_mask.to(torch.int64) - 1
+
+
+def check_mask_values(attention_mask: Tensor) -> None:
+    """Raise ValueError unless a padding mask is bool, or holds 0 and 1 only."""
+    if attention_mask.dtype != torch.bool and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
+        raise ValueError(
+            "attention_mask must be bool or hold 0 and 1 only, got other values (an additive mask? numbers of "
+            "documents? those are given by position_ids that restart)"
+        )
 
 
 def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Tensor:
