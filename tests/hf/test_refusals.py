@@ -52,6 +52,9 @@ def test_models_that_are_not_supported(function):
         function(transformers.GPT2LMHeadModel(config))
     with pytest.raises(ValueError, match="model must be a transformers PreTrainedModel, got Linear"):
         function(torch.nn.Linear(1, 1))
+    wrapped = torch.nn.Sequential(transformers.GPT2LMHeadModel(config))
+    with pytest.raises(ValueError, match="got Sequential around a GPT2LMHeadModel: pass that one"):
+        function(wrapped)
 
 
 def test_a_model_whose_layers_are_not_found(make_model):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -241,6 +243,17 @@ def test_large_counts_are_not_an_error(backend, pattern):
     inputs = tensors(7)
     expected = attention(*inputs, Pattern.full(), backend=backend)
     torch.testing.assert_close(attention(*inputs, pattern, backend=backend), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_numbers_of_numpy_are_numbers():
+    pattern = Pattern.stochastic(np.int64(4), local=np.uint8(2), correction=np.float32(0.5), seed=np.int32(3))
+    assert pattern == Pattern.stochastic(4, local=2, correction=0.5, seed=3)
+    assert json.loads(json.dumps(pattern.to_dict())) == pattern.to_dict()
+    refuses("window", repr(np.bool_(True)), lambda: Pattern.local(np.bool_(True)))
+    refuses("window", 4.0, lambda: Pattern.local(np.float64(4)))
+    q = torch.randn(1, 1, 9, 2)
+    drawn = attention(q, q, q, pattern, layer=np.int64(2), step=np.int64(5))
+    assert torch.equal(drawn, attention(q, q, q, pattern, layer=2, step=5))
 
 
 def test_patterns_are_values():

@@ -107,7 +107,10 @@ def native_function(module: nn.Module, native: str) -> Callable[..., tuple[Tenso
 def attention_modules(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The attention modules by name, in order of layer; ValueError unless `model` is of a supported family."""
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"model must be a transformers PreTrainedModel, got {type(model).__name__}")
+        wrapped = model.modules() if isinstance(model, nn.Module) else ()
+        inner = next((type(module).__name__ for module in wrapped if isinstance(module, PreTrainedModel)), None)
+        more = f" around a {inner}: pass that one, which is changed in place" if inner else ""
+        raise ValueError(f"model must be a transformers PreTrainedModel, got {type(model).__name__}{more}")
     family = model.config.model_type
     if family not in _ATTENTION_CLASSES:
         raise ValueError(f"model must be of a supported family ({', '.join(FAMILIES)}), got {family!r}")

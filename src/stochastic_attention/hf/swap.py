@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 
-from ..ops.call import check_step
+from ..ops.call import checked_step
 from ..ops.pattern import Pattern
 from .attend import STEP_ARGUMENT
 from .caches import keep_all_keys
@@ -137,8 +137,7 @@ def set_step(model: PreTrainedModel, step: int | Tensor) -> None:
     specialising on its value.
     """
     state = _adopted_state(model)
-    check_step(step, model.device)
-    state.step = step
+    state.step = checked_step(step, model.device)
 
 
 def _begin(model: PreTrainedModel, native: str) -> ModelState:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .layout import Layout
 from .pattern import Pattern
-from .validation import can_read, check_count, check_flag, check_real
+from .validation import can_read, check_count, check_flag, check_real, plain_number
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ class Call:
         sink_logits: Tensor | None = None,
     ) -> Call:
         """Validate everything that the layout has not, and fill in the default scale, D ** -0.5."""
+        layer = plain_number(layer)
         check_count("layer", layer, minimum=0, maximum=2**32 - 1)
-        check_step(step, q.device)
+        step = checked_step(step, q.device)
         check_flag("causal", causal)
         check_flag("decode", decode)
         if decode and not causal:
@@ -104,17 +106,19 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q must have a multiple of k's {k.shape[1]} heads, got {q.shape[1]}")
 
 
-def check_step(step: object, device: torch.device) -> None:
-    """Raise ValueError unless `step` is an int in [0, 2**63) or a 0-d int64 tensor on `device`."""
+def checked_step(step: Any, device: torch.device) -> int | Tensor:  # noqa: ANN401  # of any type
+    """`step`; ValueError unless it is an integer in [0, 2**63) or a 0-d int64 tensor on `device`."""
     if isinstance(step, Tensor):
         if step.dim() != 0 or step.dtype != torch.int64 or step.device != device:
             raise ValueError(
                 f"a step tensor must be 0-d int64 on {device}, got {step.dtype} {list(step.shape)} on {step.device}"
             )
-        if not can_read(step.device):
-            return
-        step = int(step)
+        if can_read(step.device):
+            check_count("step", int(step), minimum=0, maximum=2**63 - 1)
+        return step
+    step = plain_number(step)
     check_count("step", step, minimum=0, maximum=2**63 - 1)
+    return step
 
 
 def _check_sink_logits(sink_logits: Tensor, q: Tensor) -> None:

@@ -10,10 +10,10 @@ A `Pattern` says which keys N(i) query i sees; it holds no tensor and no state. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .validation import check_choice, check_count, check_flag, check_real
+from .validation import check_choice, check_count, check_flag, check_real, plain_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,8 @@ class Pattern:
     random_blocks: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, plain_number(getattr(self, field.name)))
         check_choice("kind", self.kind, get_args(Kind))
         check_choice("scope", self.scope, get_args(Scope))
         check_choice("shape", self.shape, get_args(Shape))

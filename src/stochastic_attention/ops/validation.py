@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 
@@ -11,6 +13,13 @@ import torch
 def can_read(device: torch.device) -> bool:
     """Whether values of tensors on `device` may be read: another device would stall, a compiled graph would break."""
     return device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def plain_number(value: Any) -> Any:  # noqa: ANN401  # of any type
+    """A number of another library's, such as numpy's, as Python's own; anything else as it is."""
+    if type(value) in (bool, int, float):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
 
 
 def check_count(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
