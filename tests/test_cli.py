@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ TRAIN_OPTIONS = {"--config": "run.yaml", "--set": [], "--output": None, "--resum
 EVAL_OPTIONS = {
     "--model": "x",
     "--tasks": "hellaswag,piqa,winogrande",
-    "--shots": 0,
+    "--shots": None,
     "--chat-template": False,
     "--log-samples": False,
     "--methods": "",
@@ -151,6 +152,20 @@ def test_a_missing_extra_is_one_sentence_that_says_how_to_get_it(monkeypatch, ca
     error = capsys.readouterr().err
     assert f'pip install "stochastic-attention[{extra}]"' in error
     assert error.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line_and_another_fault_of_files_is_not_explained_away(monkeypatch, capsys):
+    def run(error):
+        def fail(_):
+            raise error
+
+        monkeypatch.setattr(compare, "run", fail)
+        return cli.main(["compare"])
+
+    assert run(OSError(errno.ENOSPC, "No space left on device", "cells.jsonl")) == 1
+    assert capsys.readouterr().err == "sattn compare: [Errno 28] No space left on device: 'cells.jsonl'\n"
+    with pytest.raises(FileNotFoundError):
+        run(FileNotFoundError(errno.ENOENT, "No such file or directory"))
 
 
 def test_another_missing_module_is_not_explained_away(monkeypatch):

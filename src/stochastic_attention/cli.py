@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import shlex
 import sys
 from collections.abc import Sequence
@@ -62,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Exit code 2 for bad input, told in one line."""
+    """Run one command. Exit code 2 for bad input, 1 for a full disk, told in one line."""
     argv = sys.argv[1:] if argv is None else list(argv)
     args = build_parser().parse_args(argv)
     args.command_line = shlex.join(["sattn", *argv])
@@ -70,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _module(args.command).run(args)
     except ValueError as error:
         print(f"sattn {args.command}: {error}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"sattn {args.command}: {error}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:

@@ -115,7 +115,9 @@ def test_graphs_stand_side_by_side(tmp_path, capsys):
     assert (tmp_path / "out" / "plot.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("command", ["graph larva", "compare-graphs", "reach", "mixing", "estimator", "report ."])
+@pytest.mark.parametrize(
+    "command", ["graph larva", "compare-graphs", "reach", "mixing", "estimator", "report .", "probe"]
+)
 def test_an_output_that_is_no_folder_is_told_before_any_work(command, tmp_path, capsys):
     taken = tmp_path / "taken"
     taken.write_text("a file")

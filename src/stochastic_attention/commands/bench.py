@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from . import make_folder
 from .options import split_list, split_numbers
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         rows = Record.load(args.predictions).results["predictions"]
         predictions = by_case(rows, planned_ahead=args.draw == "once")
 
-    args.output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(args.output.parent)
     record = Record(args.command_line, config, Environment.current(), results)
     shape = {"heads": args.heads, "window": args.window, "device": args.device, "dtype": args.dtype}
     for head_dim in head_dims:

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from . import make_folder
 from .options import split_list, split_numbers
 
 
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         check_count(name, getattr(args, name), minimum=1)
     check_count("tokens", args.tokens, minimum=0)
 
+    make_folder(args.output.parent)
     assumed = Assumptions()
     todo = cases(("forward", "backward"), lengths, head_dims, tokens=args.tokens)
     todo += cases(("decode",), steps, head_dims, tokens=0)
@@ -50,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     print(text)
     config = {key: value for key, value in vars(args).items() if key not in ("command", "command_line", "output")}
     results = {"assumptions": asdict(assumed), "predictions": [asdict(x) for x in predictions]}
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     Record(args.command_line, config, Environment.current(), results).save(args.output)
     write_text(args.output.with_suffix(".md"), text)
     print(f"Written: {args.output} and {args.output.with_suffix('.md')}")

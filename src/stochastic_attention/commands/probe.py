@@ -9,7 +9,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from . import interrupted, require
+from . import interrupted, make_folder, require
 from .options import split_list, split_numbers
 
 
@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
     )
     cells = plan(settings)
+    make_folder(args.output)
     journal = Journal(args.output / "cells.jsonl", {**settings.of_a_cell, "version": __version__})
     waiting = [cell for cell in cells if cell.key not in journal.done]
     try:

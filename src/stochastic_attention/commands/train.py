@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     from transformers.utils import logging
 
     from ..lm.callbacks import NotFiniteError
-    from ..lm.checkpoints import is_disk_full
     from ..lm.data import DataExhausted
     from ..lm.train import train
     from ..lm.train_config import read_config
@@ -42,9 +41,7 @@ def run(args: argparse.Namespace) -> int:
     output = args.output or Path("results") / args.config.stem
     try:
         outcome = train(config, output, command=args.command_line, resume=args.resume, cache=args.cache)
-    except (DataExhausted, NotFiniteError, OSError) as error:
-        if isinstance(error, OSError) and not is_disk_full(error):
-            raise
+    except (DataExhausted, NotFiniteError) as error:
         print(f"sattn train: {error}", file=sys.stderr)
         return 1
     if os.environ.get("RANK", "0") != "0":
