@@ -102,9 +102,9 @@ def configure(
         config = configure(AutoConfig.from_pretrained(name), Pattern.stochastic(256, scope="prefix"))
         model = AutoModelForCausalLM.from_pretrained(name, config=config, attn_implementation="stochastic_attention")
 
-    The arguments are those of `swap`. Such a model is a swapped one, but for three things that transformers leaves no
-    place for: a cache of its own sliding layers raises once it drops keys, the routing step is 0, and a
-    `prefill_chunk_size` is not refused. `swap(model)`, or `set_step` or `restore`, puts them in place.
+    The arguments are those of `swap`. Such a model is a swapped one, but for four things that transformers leaves no
+    place for: a cache of its own sliding layers raises once it drops keys, the routing step is 0, and neither a
+    `prefill_chunk_size` nor an additive mask is refused. `swap(model)`, or `set_step` or `restore`, puts them in place.
     """
     check_swappable(config)
     plans = plan_layers(config, pattern, layers, decode=decode, backend=backend)
