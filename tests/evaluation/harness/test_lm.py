@@ -28,6 +28,16 @@ from stochastic_attention.evaluation.requests import Profile
 
 SPECIAL = ["[pad]", "[end]", "[unknown]"]
 WORDS = [f"w{index}" for index in range(61)]
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
 LENGTHS = [(3, 2), (17, 4), (9, 1), (9, 3), (1, 6), (26, 2)]  # words of context, of continuation
 
 PATTERNS = {
@@ -53,21 +63,7 @@ def words():
 @pytest.fixture(scope="module")
 def plain():
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.3,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=1,
-        )
-    )
+    return LlamaForCausalLM(LlamaConfig(**SIZES, pad_token_id=0, bos_token_id=None, eos_token_id=1))
 
 
 @pytest.fixture
@@ -266,18 +262,7 @@ def test_a_method_reads_the_prompt_and_new_tokens_see_every_key(make_method_lm, 
 def test_a_model_that_slides_itself_is_not_taken_for_full_attention(words, requests, pattern):
     """A window as long as the text is another thing than the model's own; "full" is the model as it is."""
     torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        sliding_window=8,
-        initializer_range=0.3,
-    )
-    model = MistralForCausalLM(config)
+    model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8))
     lm = MethodLM(pretrained=copy.deepcopy(model), tokenizer=words, batch_size=3)
     lm.pattern = pattern
     known = model if pattern == Pattern.full() else swap(copy.deepcopy(model), pattern, "all")
