@@ -2,6 +2,8 @@ import dataclasses
 import json
 
 import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from stochastic_attention import Pattern
 from stochastic_attention.evaluation import compare as comparison
@@ -11,6 +13,7 @@ from stochastic_attention.evaluation.prefill import attending, prefill_times
 from stochastic_attention.evaluation.requests import Profile
 from stochastic_attention.evaluation.scoring import score_requests
 from stochastic_attention.hf import Preset, save_preset
+from stochastic_attention.models import LanguageModel
 
 
 @pytest.fixture
@@ -76,6 +79,28 @@ def test_plan_fits_every_budget_and_gives_seeds_to_random_methods(settings):
     ]
     assert cells[4].pattern == dataclasses.replace(cells[3].pattern, seed=1)
     assert all(cell.pattern == Pattern.full() for cell in cells if cell.saturated)
+
+
+def test_a_large_budget_is_run_on_a_model_with_windows_of_its_own(settings, tmp_path, model, tokenizer):
+    facts = model.config.to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim", "initializer_range")
+    shape = {name: facts[name] for name in names}
+    torch.manual_seed(0)
+    windowed = MistralForCausalLM(MistralConfig(**shape, sliding_window=8)).eval()
+    whole = MistralForCausalLM(MistralConfig(**shape, sliding_window=None)).eval()
+    whole.load_state_dict(windowed.state_dict())
+    settings = dataclasses.replace(settings, methods=("swa",), tasks=("perplexity",), limits=(3,))
+
+    def run(model, name):
+        language = LanguageModel(model, tokenizer)
+        return compare(settings, tmp_path / name, load=lambda *_, **__: language)
+
+    untouched, _, at_64 = run(windowed, "windowed").cells
+    full = run(whole, "whole").cells[0]
+    assert not at_64.saturated
+    assert at_64.metrics["perplexity"].value == pytest.approx(full.metrics["perplexity"].value, rel=1e-6)
+    assert at_64.metrics["perplexity"].value != pytest.approx(untouched.metrics["perplexity"].value, rel=1e-3)
+    assert (untouched.w_eff, at_64.w_eff, full.w_eff) == (pytest.approx((36 + 39 * 8) / 47), 24.0, 24.0)
 
 
 def test_cells_carry_measured_budgets_and_metrics(settings, run, tmp_path):

@@ -29,6 +29,14 @@ def test_a_torn_last_line_is_dropped_and_written_over(path, kept):
     assert Journal(path, CONFIG).done == {"one": 1, "two": 3}
 
 
+def test_opening_a_whole_journal_leaves_its_file_to_others_that_add_to_it(path):
+    Journal(path, CONFIG).add("one", 1)
+    with path.open("a") as other:
+        Journal(path, CONFIG)
+        other.write('{"key": "two", "value": 2}\n')
+    assert Journal(path, CONFIG).done == {"one": 1, "two": 2}
+
+
 def test_a_torn_first_line_begins_anew(path):
     path.parent.mkdir()
     path.write_text('{"config": {"see')

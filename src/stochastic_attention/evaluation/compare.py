@@ -158,8 +158,9 @@ def compare(
     items = items_of(settings, language)
     profiles = {task: profile(request for item in items[task] for request in item.requests) for task in items}
     journal = Journal(output / "cells.jsonl", config_of(settings, items))
-    cells = [cell for task in settings.tasks for cell in plan(settings, task, Queries(profiles[task]))]
-    timed = _plan_prefill(settings)
+    full = is_full(language)
+    cells = [cell for task in settings.tasks for cell in plan(settings, task, Queries(profiles[task]), full=full)]
+    timed = _plan_prefill(settings, full)
 
     waiting = [cell for cell in cells if cell.key not in journal.done]
     bar = progress() if progress is not None else None
@@ -191,18 +192,23 @@ _PREFILL = "prefill"
 _Fit = tuple[str, int | None, Pattern | Preset, bool]
 
 
-def plan(settings: Settings, task: str, queries: Queries) -> list[Cell]:
-    """The cells of one task, full attention first."""
+def is_full(language: LanguageModel) -> bool:
+    """Whether every layer of the untouched model sees everything; else a method at a large budget sees more than it."""
+    return all(pattern == Pattern.full() for pattern in attended(language.model, Pattern.full()))
+
+
+def plan(settings: Settings, task: str, queries: Queries, *, full: bool = True) -> list[Cell]:
+    """The cells of one task, the untouched model first, which is `full` or has windows of its own."""
     whole = Cell(task, REFERENCE, None, None, Pattern.full(), False)
     cells = [whole]
-    for method, budget, pattern, saturated in _fits(settings, queries):
+    for method, budget, pattern, saturated in _fits(settings, queries, full):
         for seed in range(settings.seeds) if pattern.is_random else (None,):
             seeded = pattern if seed is None else pattern.seeded(seed)
             cells.append(Cell(task, method, budget, seed, seeded, saturated))
     return cells
 
 
-def _fits(settings: Settings, queries: Queries) -> list[_Fit]:
+def _fits(settings: Settings, queries: Queries, full: bool) -> list[_Fit]:
     most = getattr(queries.expected(Pattern.full()), settings.match)
     fits: list[_Fit] = []
     for method in settings.methods:
@@ -211,7 +217,7 @@ def _fits(settings: Settings, queries: Queries) -> list[_Fit]:
             fits.append((method, None, preset, False))
             continue
         for budget in settings.budgets if method != REFERENCE else ():
-            saturated = most <= budget
+            saturated = full and most <= budget
             pattern = Pattern.full() if saturated else METHODS[method].fit(queries, budget, settings.match)
             fits.append((method, budget, pattern, saturated))
     return fits
@@ -290,9 +296,9 @@ def _result(cell: Cell, budget: Budget, metrics: dict[str, Any], seconds: float)
     )
 
 
-def _plan_prefill(settings: Settings) -> list[_Fit]:
-    """Full attention first."""
-    return [(REFERENCE, None, Pattern.full(), False), *_fits(settings, _prompt(settings))]
+def _plan_prefill(settings: Settings, full: bool) -> list[_Fit]:
+    """The untouched model first."""
+    return [(REFERENCE, None, Pattern.full(), False), *_fits(settings, _prompt(settings), full)]
 
 
 def _prompt(settings: Settings) -> Queries:

@@ -14,7 +14,8 @@ class Journal:
     """An append-only file: the configuration first, then a line {"key", "value"} for each finished piece.
 
     Opening it again with the same configuration gives back what is done. A last line torn by a crash is dropped; the
-    piece it told of is simply done again.
+    piece it told of is simply done again. A whole file is only ever appended to, so that another process which adds to
+    it meanwhile loses nothing.
 
     Attributes:
         done: value by key.
@@ -24,7 +25,7 @@ class Journal:
         """Open or begin. ValueError where the file is of another configuration, or no journal."""
         self._path = path
         self.done: dict[str, Any] = {}
-        lines = _whole_lines(path)
+        lines, torn = _read(path)
         if not lines:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps({"config": config}, allow_nan=False) + "\n")
@@ -32,7 +33,8 @@ class Journal:
         entries = [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
         _check_config(path, entries[0].get("config"), json.loads(json.dumps(config)))
         self.done = {entry["key"]: entry["value"] for entry in entries[1:]}
-        write_text(path, "\n".join(lines) + "\n")
+        if torn:
+            write_text(path, "\n".join(lines) + "\n")
 
     def add(self, key: str, value: object) -> None:
         """Keep a finished piece."""
@@ -57,11 +59,12 @@ class Journal:
             )
 
 
-def _whole_lines(path: Path) -> list[str]:
+def _read(path: Path) -> tuple[list[str], bool]:
+    """The whole lines, and whether more follows the last line end: that was being written when a process died."""
     if not path.exists():
-        return []
-    # What follows the last line end was being written when the process died.
-    return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        return [], False
+    *lines, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return lines, bool(rest)
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
