@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from ..ops.validation import check_count, check_real
+from ..ops.validation import check_count, check_real, plain_number
 
 # Node pairs are told apart by one int64, source * N + target.
 _MOST_NODES = 2**31 - 1
@@ -74,9 +74,10 @@ class Graph:
             min_weight: keep a pair whose summed weight is at least this; 0 keeps all.
             notes: kept in the tally.
         """
+        nodes = plain_number(nodes)
         check_count("nodes", nodes, minimum=0, maximum=_MOST_NODES)
         check_real("min_weight", min_weight, minimum=0)
-        sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+        sources, targets = np.asarray(sources), np.asarray(targets)
         weights = np.ones(len(sources)) if weights is None else np.asarray(weights, np.float64)
         if not len(sources) == len(targets) == len(weights):
             raise ValueError(
@@ -84,8 +85,11 @@ class Graph:
                 f"got {len(sources)}, {len(targets)} and {len(weights)}"
             )
         for name, ends in (("sources", sources), ("targets", targets)):
+            if len(ends) and ends.dtype.kind not in "iu":
+                raise ValueError(f"{name} must be integers, got dtype {ends.dtype}")
             if len(ends) and not 0 <= ends.min() <= ends.max() < nodes:
                 raise ValueError(f"{name} must lie in [0, {nodes}), got values from {ends.min()} to {ends.max()}")
+        sources, targets = sources.astype(np.int64), targets.astype(np.int64)
         if not (np.isfinite(weights) & (weights > 0)).all():
             raise ValueError("weights must be finite and above 0")
         pairs = sparse.coo_array((weights, (sources, targets)), shape=(nodes, nodes)).tocsr()
@@ -143,6 +147,8 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
         min_weight: leave out entries below this.
     """
     if isinstance(adjacency, Graph):
+        if min_weight:
+            raise ValueError(f"min_weight must be 0 for a Graph, whose pairs are chosen already, got {min_weight}")
         return adjacency
     matrix: Any = _matrix_of(adjacency) if isinstance(adjacency, torch.Tensor) else adjacency
     is_array = isinstance(matrix, np.ndarray) and not isinstance(matrix, np.ma.MaskedArray)
