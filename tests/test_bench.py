@@ -9,7 +9,7 @@ from stochastic_attention.benchmark.memory import measure_memory
 from stochastic_attention.benchmark.oracle import check_against_oracle, check_decoding_against_oracle
 from stochastic_attention.benchmark.workloads import METHODS, Workload, patterns_of
 from stochastic_attention.commands import bench
-from stochastic_attention.records import Record
+from stochastic_attention.records import Environment, Record
 
 SMALL = ["--heads", "2", "--head-dim", "8", "--window", "8", "--repeats", "1"]
 
@@ -143,7 +143,13 @@ def test_the_gate_lets_rounding_pass(dtype):
     ("options", "message"),
     [
         (["--patterns", "diagonal"], "patterns must be one of 'swa'"),
-        (["--patterns", ","], "patterns must name at least one, got ','"),
+        (["--patterns", ","], "patterns must be distinct and at least one, got none"),
+        (["--patterns", "swa,swa"], "patterns must be distinct and at least one, got swa, swa"),
+        (["--passes", ""], "passes must be distinct and at least one, got none"),
+        (["--full", ""], "full must be distinct and at least one, got none"),
+        (["--lengths", ""], "lengths must be distinct and at least one, got none"),
+        (["--lengths", "8,8"], "lengths must be distinct and at least one, got 8, 8"),
+        (["--head-dim", ","], "head_dim must be distinct and at least one, got none"),
         (["--passes", "sideways"], "passes must be one of"),
         (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
@@ -169,6 +175,32 @@ def test_bad_options_are_told_in_one_line(options, message, capsys, tmp_path):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--output", "--plot"])
+def test_a_file_that_cannot_be_written_is_told_before_any_work(option, capsys, tmp_path):
+    name = option.removeprefix("--")
+    options = [*SMALL, "--patterns", "swa", "--lengths", "64", "--output", str(tmp_path / "b.json")]
+    assert cli.main(["bench", *options, option, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"sattn bench: {name} must be a file to write, got {tmp_path}, which is no file\n"
+    assert cli.main(["bench", *options, option, "/dev/null"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"command": "sattn bench"}'])
+def test_a_file_that_is_no_record_is_named(content, capsys, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    for options in (["--resume", "--output"], ["--output", str(tmp_path / "b.json"), "--predictions"]):
+        assert cli.main(["bench", *SMALL, *options, str(path)]) == 2
+        assert f"{path} is no record that can be read: " in capsys.readouterr().err
+
+
+def test_a_record_of_something_else_holds_no_predictions(capsys, tmp_path):
+    path = tmp_path / "record.json"
+    Record("sattn reach", {}, Environment.current(), {}).save(path)
+    assert cli.main(["bench", *SMALL, "--predictions", str(path), "--output", str(tmp_path / "b.json")]) == 2
+    assert f"predictions must be a file that `sattn predict` wrote, got '{path}'" in capsys.readouterr().err
 
 
 def test_backends_are_listed_for_each_kind_of_pattern(capsys):

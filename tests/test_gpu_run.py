@@ -104,6 +104,10 @@ class TestCheck:
         [
             (["--dtypes", "int8"], "dtypes must be one of"),
             (["--lengths", "0"], "lengths must be an integer >= 1, got 0"),
+            (["--lengths", ""], "lengths must be distinct and at least one, got none"),
+            (["--dtypes", ""], "dtypes must be distinct and at least one, got none"),
+            (["--head-dims", ""], "head_dims must be distinct and at least one, got none"),
+            (["--backend", "nonsense"], "backend must be one of 'gather'"),
             (["--workers", "0"], "workers must be an integer >= 1"),
             (["--device", "nowhere"], "device must be one that torch has here"),
         ],
@@ -170,9 +174,13 @@ class TestPredict:
         ("options", "message"),
         [
             (["--patterns", "moba"], "patterns must be one of"),
+            (["--patterns", ""], "patterns must be distinct and at least one, got none"),
+            (["--decode-lengths", ""], "decode_lengths must be distinct and at least one, got none"),
+            (["--output", "table.md"], "output must be another file than the table beside it, which ends in .md"),
+            (["--output", "."], "output must be a file to write, got ., which is no file"),
             (["--head-dim", "96", "--lengths", "256"], "head_dim must be one of 64, 128 to be predicted, got 96"),
         ],
-        ids=["patterns", "head_dim"],
+        ids=lambda x: x[0] if isinstance(x, list) else "",
     )
     def test_what_cannot_be_predicted_is_told(self, options, message, capsys, tmp_path):
         assert cli.main(["predict", *options, "--output", str(tmp_path / "p.json")]) == 2
