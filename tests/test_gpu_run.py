@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -66,6 +67,13 @@ class TestScript:
 
     def test_an_unknown_option_is_explained(self, tmp_path):
         assert run_script(tmp_path, "--nonsense") == (2, [])
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPT.parent.glob("*.py")), ids=lambda path: path.name)
+def test_scripts_in_python_import_what_there_is(script):
+    for node in ast.parse(script.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            exec(compile(ast.Module([node], []), script.name, "exec"))
 
 
 class TestCheck:
@@ -183,5 +191,5 @@ class TestPredict:
         ids=lambda x: x[0] if isinstance(x, list) else "",
     )
     def test_what_cannot_be_predicted_is_told(self, options, message, capsys, tmp_path):
-        assert cli.main(["predict", *options, "--output", str(tmp_path / "p.json")]) == 2
+        assert cli.main(["predict", "--output", str(tmp_path / "p.json"), *options]) == 2
         assert message in capsys.readouterr().err
