@@ -233,6 +233,21 @@ def test_edges_must_fit_their_nodes():
         path_lengths(make(3, RING), directed=True, sources=4)
 
 
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        sparse.coo_array((np.ones(256, np.uint8), ([0] * 256, [1] * 256)), shape=(2, 2)),
+        torch.sparse_coo_tensor(
+            [[0] * 256, [1] * 256], torch.ones(256, dtype=torch.int8), (2, 2), check_invariants=True
+        ),
+    ],
+    ids=["scipy", "torch"],
+)
+def test_a_pair_may_stand_more_often_than_its_type_counts(matrix):
+    graph = as_graph(matrix)
+    assert (graph.edges, graph.tally.weight) == (1, 256)
+
+
 def test_the_number_of_nodes_may_be_numpys():
     sources, targets = np.array([0, 3]), np.array([1, 2])
     assert Graph.from_edges(sources, targets, sources.max() + 1).nodes == 4

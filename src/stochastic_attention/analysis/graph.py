@@ -160,10 +160,10 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
         raise ValueError(f"adjacency must hold bools or real numbers, got dtype {matrix.dtype}")
     if matrix.dtype == np.float16:  # which scipy.sparse has not
         matrix = matrix.astype(np.float32)
-    entries: Any = sparse.coo_array(matrix)
+    entries: Any = sparse.coo_array(matrix).astype(np.float64)  # small integers overflow where a pair stands often
     entries.sum_duplicates()
     entries.eliminate_zeros()
-    weights = entries.data.astype(np.float64)
+    weights = entries.data
     if not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError("adjacency must hold finite numbers >= 0, got others among them")
     return Graph.from_edges(entries.row, entries.col, entries.shape[0], weights=weights, min_weight=min_weight)
@@ -171,9 +171,10 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
 
 def _matrix_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401  # numpy or scipy.sparse
     tensor = tensor.detach().cpu()
-    if tensor.is_floating_point() and tensor.itemsize < 4:  # some of these are no dtype of numpy
-        tensor = tensor.float()
     if tensor.layout == torch.strided:
-        return tensor.numpy()
+        small = tensor.is_floating_point() and tensor.itemsize < 4  # some of these are no dtype of numpy
+        return (tensor.float() if small else tensor).numpy()
+    if not tensor.is_complex():
+        tensor = tensor.double()
     entries = tensor.to_sparse_coo().coalesce()
     return sparse.coo_array((entries.values().numpy(), tuple(entries.indices().numpy())), shape=tuple(tensor.shape))
