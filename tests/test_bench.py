@@ -1,5 +1,7 @@
 """The benchmark command: what it measures, and that nothing is timed that is wrong."""
 
+import shlex
+
 import pytest
 import torch
 
@@ -81,6 +83,17 @@ def test_a_run_is_taken_up_where_it_stopped(tmp_path, capsys):
         assert [row["length"] for row in Record.load(tmp_path / "b.json").results["speed"]] == [64, 130]
     assert cli.main(["bench", *options, "--resume", "--dtype", "float64"]) == 2
     assert "dtype must be 'float32' to resume" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed, "measure_speed", stopped)
+    options = [*SMALL, "--patterns", "swa", "--lengths", "64", "--output", str(tmp_path / "b.json")]
+    for resume in ([], ["--resume"]):
+        assert cli.main(["bench", *options, *resume]) == 130
+        assert capsys.readouterr().err.endswith(f"to resume: sattn bench {shlex.join([*options, '--resume'])}\n")
 
 
 def test_the_fastest_full_attention_is_the_one_to_beat_and_a_missing_one_says_why(tmp_path):
@@ -167,6 +180,7 @@ def test_the_gate_lets_rounding_pass(dtype):
         (["--head-dim", "8,0"], "head_dim must be an integer >= 1, got 0"),
         (["--dtype", "int8"], "dtype must be one of"),
         (["--device", "nowhere"], "device must be one that torch has here, got 'nowhere'"),
+        (["--device", "meta"], "device must be the CPU or a CUDA device, no other can be timed, got 'meta'"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
@@ -185,6 +199,12 @@ def test_a_file_that_cannot_be_written_is_told_before_any_work(option, capsys, t
     assert capsys.readouterr().err == f"sattn bench: {name} must be a file to write, got {tmp_path}, which is no file\n"
     assert cli.main(["bench", *options, option, "/dev/null"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_refused_where_the_system_does_not_tell_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench.sys, "platform", "darwin")
+    assert cli.main(["bench", *SMALL, "--memory", "--output", str(tmp_path / "b.json")]) == 2
+    assert "memory on the CPU is told by Linux alone: leave --memory out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"command": "sattn bench"}'])

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from . import make_way
+from . import interrupted, make_way
 from .options import distinct, split_list, split_numbers
 
 if TYPE_CHECKING:
@@ -108,7 +108,11 @@ def run(args: argparse.Namespace) -> int:
     passes = cast("tuple[Direction, ...]", split_list(args.passes))
     todo = cases(passes, lengths, head_dims, tokens=args.tokens)
     left = None if args.budget is None else args.budget - (time.monotonic() - begin)
-    sweep(todo, measure, results, save=lambda: record.save(args.output), budget=left)
+    try:
+        sweep(todo, measure, results, save=lambda: record.save(args.output), budget=left)
+    except KeyboardInterrupt:
+        args.command_line += "" if args.resume else " --resume"
+        return interrupted(args)
     if args.device.startswith("cuda") and results["speed"]:
         print(f"\n{against_targets(results, predictions.values())}")
     without = [outcome for outcome in results["cases"] if outcome["seconds"] is None]
@@ -147,6 +151,10 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
     if args.draw == "always" and (args.replay or "decode" in split_list(args.passes)):
         raise ValueError("draw must be 'once' for decode and with --replay, where a permutation is kept; got 'always'")
     check_device(args.device)
+    if not args.device.startswith(("cpu", "cuda")):
+        raise ValueError(f"device must be the CPU or a CUDA device, no other can be timed, got {args.device!r}")
+    if args.memory and args.device.startswith("cpu") and sys.platform != "linux":
+        raise ValueError("memory on the CPU is told by Linux alone: leave --memory out")
     for name, values in (("lengths", lengths), ("head_dim", head_dims)):
         for value in distinct(name, values):
             check_count(name, value, minimum=1)
