@@ -73,7 +73,7 @@ def kept(layers: Sequence[csr_array]) -> float:
     """
     product = _OffTheMean(layers)
     start = _start(product.n)
-    if np.linalg.norm(product @ start) <= product.n * np.finfo(np.float64).eps * np.linalg.norm(start):
+    if np.linalg.norm(product.matvec(start)) <= product.n * np.finfo(np.float64).eps * np.linalg.norm(start):
         return 0.0  # where every token sees all, and the solver would have nothing to begin with
     (largest,) = np.asarray(svds(product, k=1, v0=start, return_singular_vectors=False))
     return float(largest)
