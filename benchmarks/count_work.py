@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from stochastic_attention import Pattern
-from stochastic_attention.benchmark import PATTERNS
+from stochastic_attention.benchmark.workloads import PATTERNS
 from stochastic_attention.ops.call import Call
 from stochastic_attention.ops.layout import make_layout
 from stochastic_attention.ops.triton.work import count_work

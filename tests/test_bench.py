@@ -1,5 +1,7 @@
 """The benchmark command: what it measures, and that nothing is timed that is wrong."""
 
+import shlex
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from stochastic_attention.benchmark.memory import measure_memory
 from stochastic_attention.benchmark.oracle import check_against_oracle, check_decoding_against_oracle
 from stochastic_attention.benchmark.workloads import METHODS, Workload, patterns_of
 from stochastic_attention.commands import bench
-from stochastic_attention.records import Record
+from stochastic_attention.records import Environment, Record
 
 SMALL = ["--heads", "2", "--head-dim", "8", "--window", "8", "--repeats", "1"]
 
@@ -83,6 +85,17 @@ def test_a_run_is_taken_up_where_it_stopped(tmp_path, capsys):
     assert "dtype must be 'float32' to resume" in capsys.readouterr().err
 
 
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(speed, "measure_speed", stopped)
+    options = [*SMALL, "--patterns", "swa", "--lengths", "64", "--output", str(tmp_path / "b.json")]
+    for resume in ([], ["--resume"]):
+        assert cli.main(["bench", *options, *resume]) == 130
+        assert capsys.readouterr().err.endswith(f"to resume: sattn bench {shlex.join([*options, '--resume'])}\n")
+
+
 def test_the_fastest_full_attention_is_the_one_to_beat_and_a_missing_one_says_why(tmp_path):
     options = [
         "--patterns",
@@ -143,7 +156,13 @@ def test_the_gate_lets_rounding_pass(dtype):
     ("options", "message"),
     [
         (["--patterns", "diagonal"], "patterns must be one of 'swa'"),
-        (["--patterns", ","], "patterns must name at least one, got ','"),
+        (["--patterns", ","], "patterns must be distinct and at least one, got none"),
+        (["--patterns", "swa,swa"], "patterns must be distinct and at least one, got swa, swa"),
+        (["--passes", ""], "passes must be distinct and at least one, got none"),
+        (["--full", ""], "full must be distinct and at least one, got none"),
+        (["--lengths", ""], "lengths must be distinct and at least one, got none"),
+        (["--lengths", "8,8"], "lengths must be distinct and at least one, got 8, 8"),
+        (["--head-dim", ","], "head_dim must be distinct and at least one, got none"),
         (["--passes", "sideways"], "passes must be one of"),
         (["--passes", "forward,decode", "--memory"], "memory is measured of forward and backward, not of decode"),
         (["--lengths", "64,x"], "lengths must be integers separated by commas, got '64,x'"),
@@ -161,6 +180,7 @@ def test_the_gate_lets_rounding_pass(dtype):
         (["--head-dim", "8,0"], "head_dim must be an integer >= 1, got 0"),
         (["--dtype", "int8"], "dtype must be one of"),
         (["--device", "nowhere"], "device must be one that torch has here, got 'nowhere'"),
+        (["--device", "meta"], "device must be the CPU or a CUDA device, no other can be timed, got 'meta'"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
@@ -169,6 +189,38 @@ def test_bad_options_are_told_in_one_line(options, message, capsys, tmp_path):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--output", "--plot"])
+def test_a_file_that_cannot_be_written_is_told_before_any_work(option, capsys, tmp_path):
+    name = option.removeprefix("--")
+    options = [*SMALL, "--patterns", "swa", "--lengths", "64", "--output", str(tmp_path / "b.json")]
+    assert cli.main(["bench", *options, option, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"sattn bench: {name} must be a file to write, got {tmp_path}, which is no file\n"
+    assert cli.main(["bench", *options, option, "/dev/null"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_refused_where_the_system_does_not_tell_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench.sys, "platform", "darwin")
+    assert cli.main(["bench", *SMALL, "--memory", "--output", str(tmp_path / "b.json")]) == 2
+    assert "memory on the CPU is told by Linux alone: leave --memory out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"command": "sattn bench"}'])
+def test_a_file_that_is_no_record_is_named(content, capsys, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    for options in (["--resume", "--output"], ["--output", str(tmp_path / "b.json"), "--predictions"]):
+        assert cli.main(["bench", *SMALL, *options, str(path)]) == 2
+        assert f"{path} is no record that can be read: " in capsys.readouterr().err
+
+
+def test_a_record_of_something_else_holds_no_predictions(capsys, tmp_path):
+    path = tmp_path / "record.json"
+    Record("sattn reach", {}, Environment.current(), {}).save(path)
+    assert cli.main(["bench", *SMALL, "--predictions", str(path), "--output", str(tmp_path / "b.json")]) == 2
+    assert f"predictions must be a file that `sattn predict` wrote, got '{path}'" in capsys.readouterr().err
 
 
 def test_backends_are_listed_for_each_kind_of_pattern(capsys):

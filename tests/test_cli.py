@@ -1,8 +1,12 @@
 import errno
+import io
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+import stochastic_attention
 from stochastic_attention import cli, commands
 from stochastic_attention.commands import compare, generate, options
 
@@ -168,6 +172,49 @@ def test_a_full_disk_is_one_line_and_another_fault_of_files_is_not_explained_awa
         run(FileNotFoundError(errno.ENOENT, "No such file or directory"))
 
 
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def run(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run", run)
+    assert cli.main(["compare"]) == 130
+    assert capsys.readouterr().err == "sattn compare: interrupted\n"
+
+
+def test_a_reader_that_has_had_enough_is_no_fault(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(compare, "run", lambda _: print("a line"))
+    with open(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert cli.main(["compare"]) == 141
+        closed.flush()  # as Python does at its end
+    assert capsys.readouterr().err == ""
+
+
+def test_a_character_that_the_terminal_lacks_loses_no_output(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(compare, "run", lambda _: print("1 ± 2 ↑") or 0)
+    assert cli.main(["compare"]) == 0
+    assert terminal.buffer.getvalue() == b"1 \\xb1 2 \\u2191\n"
+
+
+@pytest.mark.parametrize(("command", "option"), [("compare", "--seed=7"), ("reach", "--seed=7"), ("eval", "--task=x")])
+def test_an_option_is_not_taken_for_one_that_begins_like_it(command, option, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command, *(["x"] if command == "eval" else []), option])
+    assert stop.value.code == 2
+    assert f"unrecognized arguments: {option}" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"{stochastic_attention.__version__}\n"
+
+
 def test_another_missing_module_is_not_explained_away(monkeypatch):
     def run(_):
         raise ModuleNotFoundError("No module named 'ours'", name="ours")
@@ -185,7 +232,7 @@ def test_limits_are_for_all_tasks_or_one(text, limits):
     assert options.split_limits(text, ("a", "b")) == limits
 
 
-@pytest.mark.parametrize("text", ["x", "5,c=2", "-1", "a=,5"])
+@pytest.mark.parametrize("text", ["x", "5,c=2", "-1", "a=,5", "²"])
 def test_limits_that_do_not_fit_the_tasks_are_refused(text):
     with pytest.raises(ValueError, match="limit must"):
         options.split_limits(text, ("a", "b"))

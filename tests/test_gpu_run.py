@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -68,6 +69,13 @@ class TestScript:
         assert run_script(tmp_path, "--nonsense") == (2, [])
 
 
+@pytest.mark.parametrize("script", sorted(SCRIPT.parent.glob("*.py")), ids=lambda path: path.name)
+def test_scripts_in_python_import_what_there_is(script):
+    for node in ast.parse(script.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            exec(compile(ast.Module([node], []), script.name, "exec"))
+
+
 class TestCheck:
     SMALL = ("--window", "8", "--lengths", "1,37", "--head-dims", "8")
 
@@ -104,6 +112,10 @@ class TestCheck:
         [
             (["--dtypes", "int8"], "dtypes must be one of"),
             (["--lengths", "0"], "lengths must be an integer >= 1, got 0"),
+            (["--lengths", ""], "lengths must be distinct and at least one, got none"),
+            (["--dtypes", ""], "dtypes must be distinct and at least one, got none"),
+            (["--head-dims", ""], "head_dims must be distinct and at least one, got none"),
+            (["--backend", "nonsense"], "backend must be one of 'gather'"),
             (["--workers", "0"], "workers must be an integer >= 1"),
             (["--device", "nowhere"], "device must be one that torch has here"),
         ],
@@ -170,10 +182,14 @@ class TestPredict:
         ("options", "message"),
         [
             (["--patterns", "moba"], "patterns must be one of"),
+            (["--patterns", ""], "patterns must be distinct and at least one, got none"),
+            (["--decode-lengths", ""], "decode_lengths must be distinct and at least one, got none"),
+            (["--output", "table.md"], "output must be another file than the table beside it, which ends in .md"),
+            (["--output", "."], "output must be a file to write, got ., which is no file"),
             (["--head-dim", "96", "--lengths", "256"], "head_dim must be one of 64, 128 to be predicted, got 96"),
         ],
-        ids=["patterns", "head_dim"],
+        ids=lambda x: x[0] if isinstance(x, list) else "",
     )
     def test_what_cannot_be_predicted_is_told(self, options, message, capsys, tmp_path):
-        assert cli.main(["predict", *options, "--output", str(tmp_path / "p.json")]) == 2
+        assert cli.main(["predict", "--output", str(tmp_path / "p.json"), *options]) == 2
         assert message in capsys.readouterr().err

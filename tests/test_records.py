@@ -29,3 +29,11 @@ def test_a_file_is_replaced_whole(tmp_path):
     write_text(path, "old")
     write_text(path, "new")
     assert path.read_text(encoding="utf-8") == "new"
+
+
+def test_a_file_is_written_where_a_link_leads(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "file")
+    write_text(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "text"

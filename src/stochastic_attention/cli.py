@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from types import ModuleType
+
+from . import __version__
 
 # A command module has `add_arguments(parser)` and `run(args) -> int`; its docstring's first line is its help.
 COMMANDS = {
@@ -51,24 +55,43 @@ _EXTRAS = {
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line surface."""
     parser = argparse.ArgumentParser(prog="sattn", description="Stochastic attention: measure it, compare it.")
+    parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = _module(name)
-        help_line = (module.__doc__ or "").splitlines()[0]
+        help_line = (module.__doc__ or "").partition("\n")[0]  # python -OO leaves none
         command = subparsers.add_parser(
-            name, help=help_line, description=help_line, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+            name,
+            help=help_line,
+            description=help_line,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            allow_abbrev=False,  # or --seed would be taken for --seeds
         )
         module.add_arguments(command)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Exit code 2 for bad input, 1 for a full disk, told in one line."""
+    """Run one command. Exit code 2 for bad input, 1 for a full disk, 130 for Ctrl-C, told in one line.
+
+    141, without a word, where whoever reads the output has had enough of it, as `head` has.
+    """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # an encoding that lacks ± is no reason to lose a table
     argv = sys.argv[1:] if argv is None else list(argv)
     args = build_parser().parse_args(argv)
     args.command_line = shlex.join(["sattn", *argv])
     try:
-        return _module(args.command).run(args)
+        code = _module(args.command).run(args)
+        print(end="", flush=True)  # here, where a closed pipe is known for one
+        return code
+    except KeyboardInterrupt:
+        print(f"sattn {args.command}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Python flushes once more at its end, into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except ValueError as error:
         print(f"sattn {args.command}: {error}", file=sys.stderr)
     except OSError as error:

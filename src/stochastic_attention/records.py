@@ -84,13 +84,17 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read what `save` wrote."""
-        facts: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**facts, "environment": Environment(**facts["environment"])})
+        """Read what `save` wrote; ValueError for anything else."""
+        try:
+            facts: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**facts, "environment": Environment(**facts["environment"])})
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise ValueError(f"{path} is no record that can be read: {error}") from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader never sees half of it."""
+    """Replace a file in one step, so that a reader never sees half of it; what a link leads to, not the link."""
+    path = path.resolve()
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """A table of `rows`, the header first, all of one length. Ends with a newline."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     # At least 2: a rule needs a dash beside its colon, or all of it is no table.
     widths = [max(2, *(len(row[column]) for row in rows)) for column in range(len(rows[0]))]
     # The first column, a name, reads from the left; figures line up on the right.

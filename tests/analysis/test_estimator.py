@@ -196,10 +196,12 @@ def test_a_slope_that_is_not_the_predicted_one_is_told():
     [
         ({"windows": "2,4"}, "windows must be at least three different ones"),
         ({"windows": "2,4,4"}, "windows must be at least three different ones"),
-        ({"windows": "2,4,40"}, "windows must be an integer in [1, 32], got 40"),
+        ({"windows": "2,4,40"}, "windows must be an integer in [1, 31], got 40"),
+        ({"windows": "2,4,32"}, "windows must be an integer in [1, 31], got 32"),
         ({"draws": 31}, "draws must be an integer >= 32, got 31"),
         ({"bound": 0}, "bound must be a finite number > 0.0, got 0.0"),
-        ({"local": 0}, "local must be an integer in [1, 64], got 0"),
+        ({"local": 0}, "local must be an integer in [1, 63], got 0"),
+        ({"local": 64}, "local must be an integer in [1, 63], got 64"),
     ],
     ids=str,
 )

@@ -89,6 +89,15 @@ def test_every_format_gives_the_same_graph_and_the_same_counts(name, min_weight,
     assert graph.tally.weight == (WEIGHTS * kept).sum()
 
 
+@pytest.mark.parametrize("kinds", [("int64", "uint64"), ("int64", "string"), ("large_string", "string")])
+def test_columns_of_two_types_name_the_same_nodes(kinds, tmp_path):
+    ends = zip(*((IDS[s], IDS[t]) for s, t, *_ in ROWS), strict=True)
+    columns = [pa.array(end).cast(kind) for end, kind in zip(ends, kinds, strict=True)]
+    parquet.write_table(pa.table(columns, names=["pre", "post"]), tmp_path / "edges.parquet")
+    graph = read_graph(tmp_path / "edges.parquet")
+    assert graph.adjacency.toarray().tolist() == ((WEIGHTS > 0) & ~np.eye(4, dtype=bool)).astype(int).tolist()
+
+
 def test_rows_count_one_each_without_weights(tmp_path):
     path = tmp_path / "edges.txt"
     path.write_text("a b\na b\nb c\n")
@@ -132,6 +141,15 @@ def test_an_undirected_graphml_goes_both_ways(tmp_path):
     assert (graph.tally.rows, graph.tally.self_loops) == (3, 1)
 
 
+def test_weights_of_a_graphml_are_numbers(tmp_path):
+    from igraph import Graph
+
+    path = tmp_path / "graph.graphml"
+    Graph(3, edges=[(0, 1), (1, 2)], edge_attrs={"weight": ["3", "x"]}).write_graphml(str(path))
+    with pytest.raises(ValueError, match=r"graph.graphml: weight must hold numbers alone"):
+        read_graph(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -170,6 +188,8 @@ def test_bad_rows_are_named_by_their_line(text, message, tmp_path):
         ("torn.csv.gz", gzip.compress(b"a,b\n")[:-12]),
         ("plain.csv.gz", b"a,b\n"),
         ("torn.npz", b"PK"),
+        ("other.mtx", b"1 2 3"),
+        ("outside.mtx", b"%%MatrixMarket matrix coordinate real general\n2 2 1\n1 3 1\n"),
         ("empty.npy", b""),
     ],
 )
@@ -185,6 +205,8 @@ def test_files_that_cannot_be_read_are_named(name, content, tmp_path):
         ({"pre": [0.5], "post": [1.0]}, "nodes must be integers or text, got double in pre"),
         ({"pre": [0, None], "post": [1, 1]}, "row 2 has no pre"),
         ({"pre": [0, 0], "post": [1, 1], "weight": [1.0, -1.0]}, "line 2 has the weight -1.0"),
+        ({"pre": [0, 0], "post": [1, 1], "weight": ["3", "x"]}, "edges.parquet: weight must hold numbers alone"),
+        ({"pre": [0], "post": [1], "weight": [[3]]}, "edges.parquet: weight must hold numbers alone"),
         ({"a": [0], "b": [1]}, "has the columns a, b: name source and target with --columns"),
     ],
 )

@@ -222,8 +222,35 @@ def test_edges_must_fit_their_nodes():
         Graph.from_edges(np.array([0, 0]), np.array([1]), 2)
     with pytest.raises(ValueError, match="weights must be finite and above 0"):
         Graph.from_edges(np.array([0]), np.array([1]), 2, weights=np.array([0.0]))
+    for ids in ([0.5], [np.nan], ["0"], [True]):  # as pandas leaves a column that lacks a value
+        with pytest.raises(ValueError, match="sources must be integers, got dtype"):
+            Graph.from_edges(np.array(ids), np.array([1]), 2)
+    with pytest.raises(ValueError, match=r"sources must lie in \[0, 2\)"):
+        Graph.from_edges(np.array([2**64 - 1], dtype=np.uint64), np.array([1]), 2)
+    with pytest.raises(ValueError, match=r"min_weight must be 0 for a Graph, .*got 5"):
+        as_graph(Graph.from_edges(np.array([0]), np.array([1]), 2), min_weight=5)
     with pytest.raises(ValueError, match=r"sources must be an integer in \[1, 3\], got 4"):
         path_lengths(make(3, RING), directed=True, sources=4)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        sparse.coo_array((np.ones(256, np.uint8), ([0] * 256, [1] * 256)), shape=(2, 2)),
+        torch.sparse_coo_tensor(
+            [[0] * 256, [1] * 256], torch.ones(256, dtype=torch.int8), (2, 2), check_invariants=True
+        ),
+    ],
+    ids=["scipy", "torch"],
+)
+def test_a_pair_may_stand_more_often_than_its_type_counts(matrix):
+    graph = as_graph(matrix)
+    assert (graph.edges, graph.tally.weight) == (1, 256)
+
+
+def test_the_number_of_nodes_may_be_numpys():
+    sources, targets = np.array([0, 3]), np.array([1, 2])
+    assert Graph.from_edges(sources, targets, sources.max() + 1).nodes == 4
 
 
 def test_a_graph_without_edges():

@@ -48,7 +48,7 @@ def test_the_gap_is_that_of_the_eigenvalues(pattern):
     assert mixing.spectral_gap(mixing.transition(pattern, 37, layer=1)) == pytest.approx(1 - values[-2], abs=1e-10)
 
 
-@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("pattern", [*PATTERNS, Pattern.full()], ids=str)
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_what_is_kept_is_the_norm_off_the_mean(pattern, depth):
     n = 37
@@ -130,6 +130,11 @@ def test_the_command_writes_record_table_and_plot(tmp_path, capsys):
     assert swa["time"][0] == len(swa["distance"][0])
     assert swa["distance"][0][-1] <= 0.25 < swa["distance"][0][-2]
     assert (tmp_path / "plot.png").stat().st_size > 0
+
+
+def test_so_few_tokens_that_all_see_all(tmp_path, capsys):
+    assert cli.main(arguments(tmp_path, n=5, window=2, patterns="gated", starts=2)) == 0
+    assert "gated" in capsys.readouterr().out
 
 
 def test_a_walk_that_does_not_mix_within_the_limit_says_so(tmp_path, capsys):

@@ -293,7 +293,8 @@ def test_a_sampled_run_says_so(tmp_path, capsys):
         ({"seeds": 0}, "seeds must be an integer >= 1, got 0"),
         ({"patterns": "sa,ring"}, "patterns must be one of 'full'"),
         ({"patterns": ","}, "patterns must name at least one pattern, got none"),
-        ({"queries": 97}, "queries must be an integer in [1, 96], got 97"),
+        ({"queries": 97}, "queries must be an integer in [3, 96], got 97"),
+        ({"queries": 2}, "queries must be an integer in [3, 96], got 2"),
     ],
     ids=str,
 )

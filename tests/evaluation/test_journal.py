@@ -43,10 +43,14 @@ def test_a_torn_first_line_begins_anew(path):
     assert Journal(path, CONFIG).done == {}
 
 
-def test_a_changed_configuration_is_an_error_that_says_what_changed(path):
-    Journal(path, CONFIG)
-    with pytest.raises(ValueError, match=r"seeds was 2, now 3; fresh was None, now 1\); choose another output"):
-        Journal(path, {**CONFIG, "seeds": 3, "fresh": 1})
+def test_a_changed_configuration_is_an_error_that_says_what_changed_and_whether_anything_is_finished(path):
+    journal, changed = Journal(path, CONFIG), {**CONFIG, "seeds": 3, "fresh": 1}
+    told = r"seeds was 2, now 3; fresh was None, now 1\); "
+    with pytest.raises(ValueError, match=rf"{told}nothing of it is finished: delete .*cells.jsonl, or choose another"):
+        Journal(path, changed)
+    journal.add("one", 1)
+    with pytest.raises(ValueError, match=f"{told}choose another output"):
+        Journal(path, changed)
 
 
 def test_a_figure_that_json_cannot_hold_is_named_and_nothing_is_written(path):

@@ -54,6 +54,18 @@ def asked(tokenizer, item):
 
 
 @pytest.mark.parametrize("name", BURIED)
+def test_text_without_spaces_is_cut_between_sentences(tokenizer, tmp_path, name):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"那座老房子在河边{'又' * (index % 5)}立着。" for index in range(400)), encoding="utf-8")
+    items = TASKS[name].items(tokenizer, TaskOptions(length=LENGTH, text=path), 2)
+    for item in items:
+        longest = max(len(request.tokens) for request in item.requests)
+        assert LENGTH - 60 <= longest <= LENGTH  # a character is three bytes
+    context, _ = asked(tokenizer, items[1])  # the first one's fact may begin the text
+    assert re.search(r"。(The|VAR) .*\. 那", context)
+
+
+@pytest.mark.parametrize("name", BURIED)
 class TestBuried:
     def test_items_have_the_length_asked_for_and_are_always_the_same(self, tokenizer, options, items_of, name):
         items = items_of(name)

@@ -155,6 +155,7 @@ def test_an_interrupted_search_resumes_and_computes_nothing_twice(run, monkeypat
     [
         ({"budgets": (8, 12)}, {}, "budgets must be one for a recommendation, got 8, 12"),
         ({"budgets": (40,)}, {}, r"budget must be below the 32.0 keys of full attention on perplexity, got 40"),
+        ({"budgets": (1,)}, {}, "budget must be at least 2 for a recommendation, got 1"),
         ({}, {"candidates": 0}, "candidates must be in"),
         ({}, {"finalists": 0}, "finalists must be an integer >= 1"),
         ({}, {"batch_tokens": 0}, "batch_tokens must be an integer >= 1"),
@@ -242,7 +243,7 @@ def test_the_command_keeps_a_preset_that_compare_and_generate_take(arguments, tm
     assert preset in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["../x", ""])
+@pytest.mark.parametrize("name", ["../x", "", "finalist-1"])
 def test_the_command_refuses_a_name_that_is_no_files(arguments, name, capsys):
     assert cli.main([*arguments, "--name", name]) == 2
     assert "name must be that of a file without a folder" in capsys.readouterr().err

@@ -8,6 +8,19 @@ from stochastic_attention.evaluation.tasks import TASKS, TaskOptions, check_task
 from stochastic_attention.evaluation.tasks.base import encode_pair, first_tokens, mean, perplexity, spread
 
 
+class Beginning:
+    """A tokenizer that begins every text with a token of its own."""
+
+    bos_token_id = 7
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __call__(self, text, add_special_tokens=True, **options):
+        tokens = self.tokenizer(text, add_special_tokens=False, **options)["input_ids"]
+        return {"input_ids": [7, *tokens] if add_special_tokens else tokens}
+
+
 class TestText:
     def test_perplexity_windows_stay_in_one_document(self, tokenizer, text_file):
         items = TASKS["perplexity"].items(tokenizer, TaskOptions(length=60, text=text_file), 10)
@@ -19,15 +32,18 @@ class TestText:
             assert len(item.requests[0].tokens) == 60
             assert item.requests[0].scored == 59
 
+    @pytest.mark.parametrize("begin", [[], [7]], ids=["no beginning", "a beginning"])
     @pytest.mark.parametrize(("length", "passage"), [(64, 16), (63, 16), (100, 25)])
-    def test_recall_repeats_the_passage_at_the_end_and_scores_it(self, tokenizer, text_file, length, passage):
+    def test_recall_repeats_the_passage_at_the_end_and_scores_it(self, tokenizer, text_file, length, passage, begin):
         options = TaskOptions(length=length, text=text_file)
-        for item in TASKS["recall"].items(tokenizer, options, 3):
+        for item in TASKS["recall"].items(Beginning(tokenizer) if begin else tokenizer, options, 3):
             (request,) = item.requests
             assert len(request.tokens) == length
             assert request.scored == passage
-            assert request.tokens[:passage] == request.tokens[-passage:]
-            window = tokenizer.decode(list(request.tokens[:-passage])).lower()
+            assert [*request.tokens[: len(begin)]] == begin
+            text = request.tokens[len(begin) :]
+            assert text[:passage] == text[-passage:]
+            window = tokenizer.decode(list(text[:-passage])).lower()
             assert window in text_file.read_text(encoding="utf-8").lower()
 
     def test_more_windows_than_the_text_holds_is_an_error(self, tokenizer, text_file):
@@ -102,15 +118,8 @@ class TestEncoding:
         assert tokenizer.decode(tokens[-scored:]) == " two"
 
     def test_a_tokenizer_that_begins_texts_keeps_its_beginning(self, tokenizer):
-        class Beginning:
-            bos_token_id = 7
-
-            def __call__(self, text, add_special_tokens=True, **options):
-                tokens = tokenizer(text, add_special_tokens=False, **options)["input_ids"]
-                return {"input_ids": [7, *tokens] if add_special_tokens else tokens}
-
-        assert first_tokens(Beginning()) == [7]
-        assert encode_pair(Beginning(), "a", "b")[0][0] == 7
+        assert first_tokens(Beginning(tokenizer)) == [7]
+        assert encode_pair(Beginning(tokenizer), "a", "b")[0][0] == 7
         assert first_tokens(tokenizer) == []
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +74,20 @@ class TestBuilding:
         broken.write_text("not a library")
         with pytest.raises(native.NotBuiltError, match="cannot be loaded"):
             native.library.__wrapped__()
+
+    def test_builds_at_once_neither_wait_nor_find_a_part(self, monkeypatch, tmp_path):
+        compiler, path = tmp_path / "compiler", tmp_path / "cache" / "kernels.so"
+        compiler.write_text(
+            '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nprintf first >"$2"; sleep 0.1; printf second >>"$2"\n'
+        )
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        with ThreadPoolExecutor() as pool:
+            builds = [pool.submit(native._build, path, ()) for _ in range(2)]
+            while not all(build.done() for build in builds):
+                assert not path.exists() or path.read_text() == "firstsecond"
+        assert [build.result() for build in builds] == [None, None]
+        assert [file.name for file in path.parent.iterdir()] == ["kernels.so"]
 
     def test_instruction_sets_are_kept_apart(self, monkeypatch):
         names = set()

@@ -12,6 +12,7 @@ import pytest
 from stochastic_attention import cli
 from stochastic_attention.reports.collect import KINDS
 from stochastic_attention.reports.markdown import to_html
+from stochastic_attention.tables import markdown
 
 from .files import ENVIRONMENT, png, write_record
 
@@ -207,6 +208,14 @@ def test_what_is_broken_is_named_and_the_rest_is_shown(results, capsys, name, co
     assert "Record: new" in page.texts["h3"]
 
 
+@pytest.mark.parametrize("value", [[{}], {"a": {}}, [[]], [{"": {}}, {}], {"": [{}]}, 10**40, "x\0y"], ids=str)
+def test_results_of_any_shape_are_shown_and_cost_no_other_record(results, capsys, value):
+    write_record(results / "odd" / "record.json", "sattn other", results={"odd": value, "shown": 3})
+    page, _ = report(results, capsys)
+    assert "shown" in page.texts["dt"]
+    assert "Record: new" in page.texts["h3"]
+
+
 @pytest.mark.parametrize(
     ("speed", "faults", "shown"),
     [
@@ -331,6 +340,12 @@ def test_a_table_keeps_its_alignment_and_every_cell():
     assert rows[0] == '<th scope="col">a</th><th scope="col" class="n">b</th><th scope="col"></th>'
     assert rows[1] == '<th scope="row">x | y</th><td class="n">1</td><td></td>'
     assert rows[3] == '<th scope="row">p</th><td class="n">q</td><td>r</td>'
+
+
+def test_what_divides_cells_may_stand_in_one():
+    assert '<th scope="row">preset:a|b.json</th><td class="n">1</td>' in to_html(
+        markdown([["method", "keys"], ["preset:a|b.json", "1"]]), label="x"
+    )
 
 
 def test_a_long_table_is_folded():

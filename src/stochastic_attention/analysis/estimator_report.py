@@ -53,8 +53,8 @@ class Settings:
         if len(self.windows) < 3 or len(set(self.windows)) < len(self.windows):
             raise ValueError(f"windows must be at least three different ones, to fit a slope, got {self.windows}")
         for window in self.windows:
-            check_count("windows", window, minimum=1, maximum=self.n // 2)
-        check_count("local", self.local, minimum=1, maximum=self.n)
+            check_count("windows", window, minimum=1, maximum=(self.n - 1) // 2)  # a block of n keys has no variance
+        check_count("local", self.local, minimum=1, maximum=self.n - 1)
         check_count("queries", self.queries, minimum=2, maximum=self.n)
         check_count("draws", self.draws, minimum=2 * max(AVERAGED))
         check_count("head_dim", self.head_dim, minimum=1)

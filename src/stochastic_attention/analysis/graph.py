@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from scipy import sparse
 
-from ..ops.validation import check_count, check_real
+from ..ops.validation import check_count, check_real, plain_number
 
 # Node pairs are told apart by one int64, source * N + target.
 _MOST_NODES = 2**31 - 1
@@ -74,9 +74,10 @@ class Graph:
             min_weight: keep a pair whose summed weight is at least this; 0 keeps all.
             notes: kept in the tally.
         """
+        nodes = plain_number(nodes)
         check_count("nodes", nodes, minimum=0, maximum=_MOST_NODES)
         check_real("min_weight", min_weight, minimum=0)
-        sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+        sources, targets = np.asarray(sources), np.asarray(targets)
         weights = np.ones(len(sources)) if weights is None else np.asarray(weights, np.float64)
         if not len(sources) == len(targets) == len(weights):
             raise ValueError(
@@ -84,8 +85,11 @@ class Graph:
                 f"got {len(sources)}, {len(targets)} and {len(weights)}"
             )
         for name, ends in (("sources", sources), ("targets", targets)):
+            if len(ends) and ends.dtype.kind not in "iu":
+                raise ValueError(f"{name} must be integers, got dtype {ends.dtype}")
             if len(ends) and not 0 <= ends.min() <= ends.max() < nodes:
                 raise ValueError(f"{name} must lie in [0, {nodes}), got values from {ends.min()} to {ends.max()}")
+        sources, targets = sources.astype(np.int64), targets.astype(np.int64)
         if not (np.isfinite(weights) & (weights > 0)).all():
             raise ValueError("weights must be finite and above 0")
         pairs = sparse.coo_array((weights, (sources, targets)), shape=(nodes, nodes)).tocsr()
@@ -143,6 +147,8 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
         min_weight: leave out entries below this.
     """
     if isinstance(adjacency, Graph):
+        if min_weight:
+            raise ValueError(f"min_weight must be 0 for a Graph, whose pairs are chosen already, got {min_weight}")
         return adjacency
     matrix: Any = _matrix_of(adjacency) if isinstance(adjacency, torch.Tensor) else adjacency
     is_array = isinstance(matrix, np.ndarray) and not isinstance(matrix, np.ma.MaskedArray)
@@ -154,10 +160,10 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
         raise ValueError(f"adjacency must hold bools or real numbers, got dtype {matrix.dtype}")
     if matrix.dtype == np.float16:  # which scipy.sparse has not
         matrix = matrix.astype(np.float32)
-    entries: Any = sparse.coo_array(matrix)
+    entries: Any = sparse.coo_array(matrix).astype(np.float64)  # small integers overflow where a pair stands often
     entries.sum_duplicates()
     entries.eliminate_zeros()
-    weights = entries.data.astype(np.float64)
+    weights = entries.data
     if not (np.isfinite(weights) & (weights > 0)).all():
         raise ValueError("adjacency must hold finite numbers >= 0, got others among them")
     return Graph.from_edges(entries.row, entries.col, entries.shape[0], weights=weights, min_weight=min_weight)
@@ -165,9 +171,10 @@ def as_graph(adjacency: Adjacency, *, min_weight: float = 0) -> Graph:
 
 def _matrix_of(tensor: torch.Tensor) -> Any:  # noqa: ANN401  # numpy or scipy.sparse
     tensor = tensor.detach().cpu()
-    if tensor.is_floating_point() and tensor.itemsize < 4:  # some of these are no dtype of numpy
-        tensor = tensor.float()
     if tensor.layout == torch.strided:
-        return tensor.numpy()
+        small = tensor.is_floating_point() and tensor.itemsize < 4  # some of these are no dtype of numpy
+        return (tensor.float() if small else tensor).numpy()
+    if not tensor.is_complex():
+        tensor = tensor.double()
     entries = tensor.to_sparse_coo().coalesce()
     return sparse.coo_array((entries.values().numpy(), tuple(entries.indices().numpy())), shape=tuple(tensor.shape))

@@ -239,6 +239,13 @@ def _number(text: str) -> float:
         return math.nan
 
 
+def _numbers(path: Path, name: str, values: Any) -> np.ndarray:  # noqa: ANN401  # an array or a list of anything
+    try:
+        return np.asarray(values).astype(np.float64)
+    except (ValueError, TypeError):
+        raise ValueError(f"{path.name}: {name} must hold numbers alone, got others among them") from None
+
+
 class _BadRows:
     """Rows that cannot be read: the first few in words, the rest as a count."""
 
@@ -279,12 +286,14 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> _Rows:
             raise ValueError(
                 f"{path.name}: nodes must be integers or text, got {column.type} in {table.column_names[place]}"
             )
-    ends = [table.column(place).to_numpy() for place in places[:2]]
-    names, index = np.unique(np.concatenate(ends), return_inverse=True)
+    ends = [table.column(place) for place in places[:2]]
+    if ends[0].type != ends[1].type:  # as text: numpy would join int64 and uint64 as floats
+        ends = [column.cast("string") for column in ends]
+    names, index = np.unique(np.concatenate([column.to_numpy() for column in ends]), return_inverse=True)
     weights = None
     notes = ["no weight column: every row counts 1"]
     if len(places) == 3:
-        weights = table.column(places[2]).to_numpy().astype(np.float64)
+        weights = _numbers(path, table.column_names[places[2]], table.column(places[2]).to_numpy())
         bad = _BadRows(path)
         for row in np.flatnonzero(~(np.isfinite(weights) & (weights > 0))):
             bad.add(int(row) + 1, f"has the weight {weights[row]}, not a number above 0")
@@ -315,7 +324,10 @@ def _load_npz(path: Path) -> sparse.sparray | np.ndarray:
 
 
 def _load_market(path: Path) -> Any:  # noqa: ANN401  # sparse or dense, as the file says
-    return io.mmread(path, spmatrix=False)
+    try:
+        return io.mmread(path, spmatrix=False)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
 
 
 _MATRICES = {"npz": _load_npz, "npy": _load_numpy, "mtx": _load_market}
@@ -332,7 +344,7 @@ def _read_graphml(path: Path) -> _Rows:
         raise ValueError(f"{path.name} is no GraphML: {str(error).splitlines()[0]}") from None
     ends = np.array(graph.get_edgelist(), dtype=np.int64).reshape(-1, 2)
     name = next((name for name in _WEIGHT if name in graph.es.attributes()), None)
-    weights = None if name is None else np.array(graph.es[name], dtype=np.float64)
+    weights = None if name is None else _numbers(path, name, graph.es[name])
     if weights is not None and np.isnan(weights).any():
         raise ValueError(f"{path.name}: {np.isnan(weights).sum()} of {len(weights)} edges have no {name}")
     notes = ["no weight attribute: every edge counts 1"] if name is None else []

@@ -72,7 +72,10 @@ def kept(layers: Sequence[csr_array]) -> float:
     The norm of Q P_1 P_2 ... P_k Q, where Q takes the mean off. 0: everything but the mean is forgotten.
     """
     product = _OffTheMean(layers)
-    (largest,) = np.asarray(svds(product, k=1, v0=_start(product.n), return_singular_vectors=False))
+    start = _start(product.n)
+    if np.linalg.norm(product.matvec(start)) <= product.n * np.finfo(np.float64).eps * np.linalg.norm(start):
+        return 0.0  # where every token sees all, and the solver would have nothing to begin with
+    (largest,) = np.asarray(svds(product, k=1, v0=start, return_singular_vectors=False))
     return float(largest)
 
 

@@ -55,7 +55,7 @@ class Settings:
         queries = self.queries
         if queries is None:
             queries = self.n if self.n <= _EXACT_UP_TO else _SAMPLE
-        check_count("queries", queries, minimum=1, maximum=self.n)
+        check_count("queries", queries, minimum=min(3, self.n), maximum=self.n)  # fewer tell no standard error
         return replace(self, queries=queries)
 
 

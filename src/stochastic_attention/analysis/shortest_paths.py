@@ -81,6 +81,7 @@ def path_lengths(
     check_count("nodes", n, minimum=2)
     sources = default_sources(n, graph.edges) if sources is None else sources
     check_count("sources", sources, minimum=1, maximum=n)
+    check_count("seed", seed, minimum=0)
     # Row v: the nodes that v is reached from.
     incoming = sparse.csr_array(graph.adjacency.T) if directed else graph.undirected
     drawn = np.arange(n) if sources == n else np.random.default_rng(seed).choice(n, sources, replace=False)

@@ -120,6 +120,7 @@ def small_world(
         tick: called `null_steps` times.
     """
     check_count("samples", samples, minimum=2)
+    check_count("seed", seed, minimum=0)
     graph = as_graph(adjacency)
     n, m = graph.nodes, graph.undirected_edges
     own_clustering = Estimate(clustering.transitivity, 0.0, 1)

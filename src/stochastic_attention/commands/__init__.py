@@ -26,6 +26,13 @@ def make_folder(output: Path) -> None:
         raise ValueError(f"output must be a folder to write into, got {output}, which may not be written to")
 
 
+def make_way(name: str, path: Path) -> None:
+    """Make the folder of a file that a command writes. ValueError now where the file cannot be."""
+    if path.exists() and not path.is_file():  # a folder, or a device, which would be replaced by a file
+        raise ValueError(f"{name} must be a file to write, got {path}, which is no file")
+    make_folder(path.parent)
+
+
 def interrupted(args: argparse.Namespace) -> int:
     """Say how to go on with a command that Ctrl-C stopped and that keeps what is finished; its exit code."""
     print(f"Interrupted. What is finished is kept in {args.output}; to resume: {args.command_line}", file=sys.stderr)

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from . import make_folder
-from .options import split_list, split_numbers
+from . import interrupted, make_way
+from .options import distinct, split_list, split_numbers
 
 if TYPE_CHECKING:
     from ..benchmark.sweep import Case, Rows
@@ -85,10 +85,11 @@ def run(args: argparse.Namespace) -> int:
         results = _unfinished(args.output, config)
     predictions = {}
     if args.predictions:
-        rows = Record.load(args.predictions).results["predictions"]
-        predictions = by_case(rows, planned_ahead=args.draw == "once")
+        predictions = by_case(_predicted(args.predictions), planned_ahead=args.draw == "once")
 
-    make_folder(args.output.parent)
+    make_way("output", args.output)
+    if args.plot:
+        make_way("plot", args.plot)
     record = Record(args.command_line, config, Environment.current(), results)
     shape = {"heads": args.heads, "window": args.window, "device": args.device, "dtype": args.dtype}
     for head_dim in head_dims:
@@ -107,7 +108,11 @@ def run(args: argparse.Namespace) -> int:
     passes = cast("tuple[Direction, ...]", split_list(args.passes))
     todo = cases(passes, lengths, head_dims, tokens=args.tokens)
     left = None if args.budget is None else args.budget - (time.monotonic() - begin)
-    sweep(todo, measure, results, save=lambda: record.save(args.output), budget=left)
+    try:
+        sweep(todo, measure, results, save=lambda: record.save(args.output), budget=left)
+    except KeyboardInterrupt:
+        args.command_line += "" if args.resume else " --resume"
+        return interrupted(args)
     if args.device.startswith("cuda") and results["speed"]:
         print(f"\n{against_targets(results, predictions.values())}")
     without = [outcome for outcome in results["cases"] if outcome["seconds"] is None]
@@ -127,14 +132,12 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
     from ..benchmark.workloads import DIRECTIONS, METHODS
     from ..ops.validation import check_choice, check_count, check_device, check_real
 
-    if not split_list(args.patterns):
-        raise ValueError(f"patterns must name at least one, got {args.patterns!r}")
     for option, values, choices in (
         ("patterns", split_list(args.patterns), METHODS),
         ("passes", split_list(args.passes), DIRECTIONS),
         ("full", split_list(args.full), FULL_KERNELS),
     ):
-        for value in values:
+        for value in distinct(option, values):
             check_choice(option, value, choices)
     if "decode" in split_list(args.passes):
         if args.memory:
@@ -148,18 +151,30 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
     if args.draw == "always" and (args.replay or "decode" in split_list(args.passes)):
         raise ValueError("draw must be 'once' for decode and with --replay, where a permutation is kept; got 'always'")
     check_device(args.device)
+    if not args.device.startswith(("cpu", "cuda")):
+        raise ValueError(f"device must be the CPU or a CUDA device, no other can be timed, got {args.device!r}")
+    if args.memory and args.device.startswith("cpu") and sys.platform != "linux":
+        raise ValueError("memory on the CPU is told by Linux alone: leave --memory out")
     for name, values in (("lengths", lengths), ("head_dim", head_dims)):
-        for value in values:
+        for value in distinct(name, values):
             check_count(name, value, minimum=1)
     for name in ("heads", "window", "repeats"):
         check_count(name, getattr(args, name), minimum=1)
     check_count("tokens", args.tokens, minimum=0)
     if args.replay and not args.device.startswith("cuda"):
         raise ValueError(f"replay needs a CUDA device, got {args.device!r}")
-    if args.predictions and not args.predictions.is_file():
-        raise ValueError(f"predictions must be a file that `sattn predict` wrote, got {str(args.predictions)!r}")
     if args.budget is not None:
         check_real("budget", args.budget, minimum=0.0)
+
+
+def _predicted(path: Path) -> list[dict[str, Any]]:
+    """The predictions of a record; ValueError where it has none."""
+    from ..records import Record
+
+    results = Record.load(path).results if path.is_file() else {}
+    if "predictions" not in results:
+        raise ValueError(f"predictions must be a file that `sattn predict` wrote, got {str(path)!r}")
+    return results["predictions"]
 
 
 def _unfinished(path: Path, config: dict[str, Any]) -> dict[str, Any]:

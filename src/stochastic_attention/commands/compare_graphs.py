@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import make_folder, require
 from .graph import source_count
-from .options import split_list, split_numbers
+from .options import distinct, split_list, split_numbers
 
 if TYPE_CHECKING:
     from ..analysis.graph import Graph
@@ -42,11 +42,12 @@ def run(args: argparse.Namespace) -> int:
     from ..analysis.graph_files import read_graph
     from ..analysis.graph_report import measure, steps
     from ..analysis.pattern_graph import pattern_graph
-    from ..ops.validation import check_choice, check_count
+    from ..ops.validation import check_choice, check_count, check_real
     from ..plots import plot_scatters
     from ..records import Environment, Record, write_text
 
-    names, layers = split_list(args.patterns), split_numbers("layers", args.layers)
+    names = distinct("patterns", split_list(args.patterns))
+    layers = distinct("layers", split_numbers("layers", args.layers))
     for name in names:
         check_choice("patterns", name, PATTERNS)
     for count in layers:
@@ -54,8 +55,11 @@ def run(args: argparse.Namespace) -> int:
     for option in ("n", "window"):
         check_count(option, getattr(args, option), minimum=1)
     check_count("nulls", args.nulls, minimum=2)
-    if args.min_synapses is not None and args.fly is None:
-        raise ValueError("min_synapses has no meaning without --fly")
+    check_count("seed", args.seed, minimum=0)
+    if args.min_synapses is not None:
+        if args.fly is None:
+            raise ValueError("min_synapses has no meaning without --fly")
+        check_real("min_synapses", args.min_synapses, minimum=0)
     make_folder(args.output)
 
     graphs: dict[str, Callable[[], Graph]] = {}

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from ..analysis.graph_files import read_graph
     from ..analysis.graph_report import measure, render, steps
     from ..analysis.pattern_graph import pattern_graph
-    from ..ops.validation import check_choice, check_count
+    from ..ops.validation import check_choice, check_count, check_real
     from ..records import Environment, Record, write_text
 
     if (args.edges is None) == (args.pattern is None):
@@ -61,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             raise ValueError(f"{name} has no meaning {'for --pattern' if args.edges is None else 'without --pattern'}")
     check_count("nulls", args.nulls, minimum=2)
+    check_count("seed", args.seed, minimum=0)
+    if args.min_synapses is not None:
+        check_real("min_synapses", args.min_synapses, minimum=0)
     make_folder(args.output)
     began = time.perf_counter()
     if args.edges is not None:
@@ -96,6 +99,6 @@ def source_count(text: str | None, nodes: int) -> int | None:
         return None
     if text == "all":
         return nodes
-    if not text.isdigit() or not 1 <= int(text) <= nodes:
-        raise ValueError(f"sources must be all or an integer in [1, {nodes}], got {text!r}")
+    if not text.isdecimal() or not 2 <= int(text) <= nodes:  # one alone tells no error
+        raise ValueError(f"sources must be all or an integer in [2, {nodes}], got {text!r}")
     return int(text)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 def split_list(text: str) -> tuple[str, ...]:
     """The parts of a comma-separated list."""
@@ -16,12 +20,19 @@ def split_numbers(name: str, text: str) -> tuple[int, ...]:
         raise ValueError(f"{name} must be integers separated by commas, got {text!r}") from None
 
 
+def distinct(name: str, values: tuple[T, ...]) -> tuple[T, ...]:
+    """`values` as they are; ValueError that names the option where there is none, or one stands twice."""
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{name} must be distinct and at least one, got {', '.join(map(str, values)) or 'none'}")
+    return values
+
+
 def split_limits(text: str, tasks: tuple[str, ...]) -> tuple[int | None, ...]:
     """Rows of each task from "N", "TASK=N", or both; None for a task without. ValueError for one not in `tasks`."""
     limits: dict[str, int] = {}
     for part in split_list(text):
         task, _, number = part.rpartition("=")
-        if not number.isdigit() or (task and task not in tasks):
+        if not number.isdecimal() or (task and task not in tasks):
             raise ValueError(
                 f"limit must be N or TASK=N of the tasks {', '.join(tasks)}, separated by commas, got {part!r}"
             )

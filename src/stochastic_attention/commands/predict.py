@@ -6,8 +6,8 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from . import make_folder
-from .options import split_list, split_numbers
+from . import make_way
+from .options import distinct, split_list, split_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,19 +31,21 @@ def run(args: argparse.Namespace) -> int:
     from ..ops.validation import check_choice, check_count
     from ..records import Environment, Record, write_text
 
-    names = split_list(args.patterns)
+    names = distinct("patterns", split_list(args.patterns))
     for name in names:
         check_choice("patterns", name, PREDICTED)
     lengths, steps = split_numbers("lengths", args.lengths), split_numbers("decode_lengths", args.decode_lengths)
     head_dims = split_numbers("head_dim", args.head_dim)
     for option, values in (("lengths", lengths), ("decode_lengths", steps), ("head_dim", head_dims)):
-        for value in values:
+        for value in distinct(option, values):
             check_count(option, value, minimum=1)
     for name in ("heads", "window"):
         check_count(name, getattr(args, name), minimum=1)
     check_count("tokens", args.tokens, minimum=0)
 
-    make_folder(args.output.parent)
+    if args.output.suffix == ".md":
+        raise ValueError(f"output must be another file than the table beside it, which ends in .md, got {args.output}")
+    make_way("output", args.output)
     assumed = Assumptions()
     todo = cases(("forward", "backward"), lengths, head_dims, tokens=args.tokens)
     todo += cases(("decode",), steps, head_dims, tokens=0)

@@ -7,6 +7,7 @@ attention and a window with sinks at the same budget. What is finished is kept i
 from __future__ import annotations
 
 import argparse
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     from ..records import Environment, Record, write_text
 
     tasks = split_list(args.tasks)
-    if not args.name or Path(args.name).name != args.name:
-        raise ValueError(f"name must be that of a file without a folder, got {args.name!r}")
+    if not args.name or Path(args.name).name != args.name or args.name.startswith("finalist-"):
+        raise ValueError(f"name must be that of a file without a folder, and of no finalist, got {args.name!r}")
     settings = Settings(
         model=args.model,
         methods=(BASELINE,),
@@ -107,5 +108,6 @@ def run(args: argparse.Namespace) -> int:
     save_preset(path, args.name, found.preset, record)
     write_text(args.output / "table.md", told)
     print(told, end="")
-    print(f"\nWritten: {path}, {args.output}/table.md. To judge it: sattn compare --methods preset:{path} --text OTHER")
+    judge = shlex.join(["sattn", "compare", "--methods", f"preset:{path}", "--text", "OTHER"])
+    print(f"\nWritten: {path}, {args.output}/table.md. To judge it: {judge}")
     return 0

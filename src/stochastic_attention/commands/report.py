@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import make_folder
+from . import make_way
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,9 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from ..reports.collect import collect
     from ..reports.page import render
 
-    if args.output.is_dir():
-        raise ValueError(f"output must be a file to write, got the folder {args.output}")
-    make_folder(args.output.parent)
+    make_way("output", args.output)
     findings = collect(args.folder, leave_out=args.output)
     page = render(findings)
     faults = findings.faults | dict.fromkeys(findings.foreign, "is JSON but no record")

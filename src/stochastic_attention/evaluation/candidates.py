@@ -86,6 +86,8 @@ def draw_candidates(count: int, budget: int) -> list[Candidate]:
             LAYERS,
         )
     ]
+    if not grid:
+        raise ValueError(f"budget must be at least {2 * min(SINKS)} for a recommendation, got {budget}")
     if not 1 <= count <= len(grid):
         raise ValueError(f"candidates must be in [1, {len(grid)}] at budget {budget}, got {count}")
     return random.Random(0).sample(grid, count)

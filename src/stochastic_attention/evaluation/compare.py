@@ -72,6 +72,8 @@ class Settings:
         for budget in self.budgets:
             check_count("budgets", budget, minimum=1)
         check_tasks(self.tasks, self.task_options)
+        if self.data is not None and not self.data.is_dir():
+            raise ValueError(f"data must be a folder, got {str(self.data)!r}")
         if len(self.limits) != len(self.tasks):
             raise ValueError(f"limits must be one a task, {len(self.tasks)}, got {len(self.limits)}")
         for limit in self.limits:

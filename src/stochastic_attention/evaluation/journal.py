@@ -31,7 +31,10 @@ class Journal:
             write_text(path, json.dumps({"config": config}, allow_nan=False) + "\n")
             return
         entries = [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
-        _check_config(path, entries[0].get("config"), json.loads(json.dumps(config)))
+        way_out = "choose another output"
+        if len(entries) == 1:  # it failed, or another process has just begun it
+            way_out = f"nothing of it is finished: delete {path}, or {way_out}"
+        _check_config(path, entries[0].get("config"), json.loads(json.dumps(config)), way_out)
         self.done = {entry["key"]: entry["value"] for entry in entries[1:]}
         if torn:
             write_text(path, "\n".join(lines) + "\n")
@@ -77,8 +80,8 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     return entry
 
 
-def _check_config(path: Path, old: Any, new: dict[str, Any]) -> None:  # noqa: ANN401  # JSON
+def _check_config(path: Path, old: Any, new: dict[str, Any], way_out: str) -> None:  # noqa: ANN401  # JSON
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     if changed:
         told = "; ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in changed)
-        raise ValueError(f"output {path.parent} holds a run of another configuration ({told}); choose another output")
+        raise ValueError(f"output {path.parent} holds a run of another configuration ({told}); {way_out}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from .markup import definitions, element, table
@@ -48,7 +48,7 @@ def figure(value: Any) -> str:  # noqa: ANN401  # plain data
 
 
 def _is_rows(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(row, dict) for row in value)
+    return isinstance(value, list) and all(isinstance(row, dict) and row for row in value)
 
 
 def _is_mapping_of_rows(value: object) -> bool:

@@ -48,7 +48,8 @@ class Distance(TextTask):
     def _window(self, length: int) -> int:
         return length
 
-    def _item(self, window: list[int], length: int) -> Item:
+    def _item(self, begin: list[int], text: list[int], length: int) -> Item:
+        window = begin + text
         scored = quarter(length)
         first = length - scored
         spans = tuple(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SENTENCE_END = re.compile(r"[.!?][^\w\s]*\s+|[\u3002\uff01\uff1f][^\w\s]*\s*|\n+")
+# Words, or sentences where words have no spaces between them.
+_WORD = re.compile(r"[^\s\u3002\uff01\uff1f]+[\u3002\uff01\uff1f]*\s*|[\u3002\uff01\uff1f]+\s*")
 # A fact stands at the end of a sentence: not further than this from the depth asked for, as a share of the text.
 _ASTRAY = 0.1
 
@@ -79,6 +81,8 @@ class Draw:
 class HaystackTask(Task):
     """An item is as much running text as brings it to `length` tokens, short of a word, with facts in it.
 
+    Where words have no spaces between them, as in Chinese and Japanese, it is short of a sentence.
+
     The text may cross documents, and starts at another place for every item. Answers are scored, nothing else; where
     there are several questions, from the first answer on.
     """
@@ -102,7 +106,7 @@ class HaystackTask(Task):
         for index in range(limit):
             start = starts[index * len(starts) // limit]
             # Hardly a word is less than a token, so that more words than this are never needed.
-            words = re.findall(r"\S+\s*", text[start:] + text[:start])[: options.length]
+            words = _WORD.findall(text[start:] + text[:start])[: options.length]
             draw = Draw(f"{type(self).__name__} {index}", "".join(words))
             puzzle = self._puzzle(index, draw)
             answers = [puzzle.questions[0].answer, *puzzle.distractors]

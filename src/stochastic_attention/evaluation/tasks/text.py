@@ -41,7 +41,7 @@ class TextTask(Task):
             for start in range(0, len(tokens) - size + 1, size)
         ]
         chosen = spread(windows, limit, f"windows of {size} tokens of one document each in {self.source(options)}")
-        return [self._item(begin + window, options.length) for window in chosen]
+        return [self._item(begin, window, options.length) for window in chosen]
 
     def metrics(self, items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> dict[str, Estimate]:
         """Perplexity a token."""
@@ -52,7 +52,8 @@ class TextTask(Task):
         """Tokens of text that an item of `length` tokens is made from."""
 
     @abstractmethod
-    def _item(self, window: list[int], length: int) -> Item: ...
+    def _item(self, begin: list[int], text: list[int], length: int) -> Item:
+        """The item of a window of text, behind what the tokenizer begins every text with."""
 
 
 class Perplexity(TextTask):
@@ -61,8 +62,8 @@ class Perplexity(TextTask):
     def _window(self, length: int) -> int:
         return length
 
-    def _item(self, window: list[int], length: int) -> Item:
-        return Item((Request(tuple(window), scored=length - 1),))
+    def _item(self, begin: list[int], text: list[int], length: int) -> Item:
+        return Item((Request((*begin, *text), scored=length - 1),))
 
 
 class Recall(TextTask):
@@ -74,9 +75,9 @@ class Recall(TextTask):
     def _window(self, length: int) -> int:
         return length - quarter(length)
 
-    def _item(self, window: list[int], length: int) -> Item:
+    def _item(self, begin: list[int], text: list[int], length: int) -> Item:
         size = quarter(length)
-        return Item((Request((*window, *window[:size]), scored=size),))
+        return Item((Request((*begin, *text, *text[:size]), scored=size),))
 
 
 def quarter(length: int) -> int:
