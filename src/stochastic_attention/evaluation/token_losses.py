@@ -89,7 +89,8 @@ def token_losses(
     Raises:
         ValueError: a token that the model has no embedding of, or a loss that is no number.
     """
-    known, largest = model.get_input_embeddings().weight.shape[0], max(map(max, windows))
+    known: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
+    largest = max(map(max, windows))
     if largest >= known:
         raise ValueError(
             f"model must have an embedding of every token of the windows, has {known}, got token {largest}"
