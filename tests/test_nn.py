@@ -232,15 +232,38 @@ def test_construction_refuses(options, message):
     [
         ({"x": torch.zeros(2, 3)}, r"x must have shape \[B, N, 10\], got \[2, 3\]"),
         ({"rotary": (torch.zeros(5, D), torch.zeros(5, D))}, r"rotary must be cos and sin of one shape .* N = 11"),
+        (
+            {"rotary": (torch.zeros(3, 11, D), torch.zeros(3, 11, D))},
+            r"B = 2, N = 11 .* got \[\[3, 11, 6\], \[3, 11, 6\]\]",
+        ),
+        ({"rotary": torch.zeros(11, D)}, "got Tensor"),
         ({"rotary": (torch.zeros(11, 3), torch.zeros(11, 3))}, "an even R <= 6"),
         ({"rotary": (torch.zeros(11, 8), torch.zeros(11, 8))}, "an even R <= 6"),
         ({"documents": torch.zeros(2, 12, dtype=torch.int64)}, "documents"),
         ({"step": -1}, "step"),
+        ({"cache": []}, "cache must be a KeyValueCache, got list"),
     ],
 )
 def test_a_call_refuses(call, message):
     with pytest.raises(ValueError, match=message):
         gated()(**({"x": hidden()} | call))
+
+
+@pytest.mark.parametrize(
+    ("layer", "call", "message"),
+    [
+        (4, {}, "cache must be the layer's own, got that of layer 3 in layer 4"),
+        (3, {"x": hidden(rows=1)}, "x must have as many rows as the cache, 2, got 1"),
+        (3, {"documents": torch.zeros(2, 4, dtype=torch.int64)}, "documents must have shape"),
+    ],
+)
+def test_a_cache_stays_as_it_was_where_a_call_is_refused(layer, call, message):
+    x, cache = hidden(), KeyValueCache()
+    plain()(x[:, :7], cache=cache)
+    with pytest.raises(ValueError, match=message):
+        plain(layer=layer)(**({"x": x[:, 7:]} | call), cache=cache)
+    assert len(cache) == 7
+    assert_close(plain()(x[:, 7:], cache=cache), plain()(x)[:, 7:], rtol=0, atol=1e-10)
 
 
 def test_a_cache_needs_causality():

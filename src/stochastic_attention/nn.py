@@ -58,23 +58,28 @@ class PathGates(nn.Module):
 class KeyValueCache:
     """The keys and values that one attention module has seen; pass it to every call of `StochasticAttention`.
 
-    It grows with each call, and holds every token: scope "prefix" reads few of them, but any of them.
+    It grows with each call, and holds every token: scope "prefix" reads few of them, but any of them. Every layer of a
+    model needs its own. A call that raises leaves it as it was.
     """
 
     def __init__(self) -> None:
         """Empty."""
+        self.layer: int | None = None
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
     def __len__(self) -> int:
         return 0 if self.keys is None else self.keys.shape[2]
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys [B, Hkv, N, D] and values, and return all there are."""
-        if self.keys is not None and self.values is not None:
-            keys, values = torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
-        self.keys, self.values = keys, values
-        return keys, values
+    def followed_by(self, keys: Tensor, values: Tensor, *, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and values in it, and these of `layer` [B, Hkv, N, D] behind them; ValueError unless they fit."""
+        if self.keys is None or self.values is None:
+            return keys, values
+        if layer != self.layer:
+            raise ValueError(f"cache must be the layer's own, got that of layer {self.layer} in layer {layer}")
+        if keys.shape[0] != self.keys.shape[0]:
+            raise ValueError(f"x must have as many rows as the cache, {self.keys.shape[0]}, got {keys.shape[0]}")
+        return torch.cat([self.keys, keys], dim=2), torch.cat([self.values, values], dim=2)
 
 
 class StochasticAttention(nn.Module):
@@ -170,14 +175,19 @@ class StochasticAttention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         if rotary is not None:
-            q, k = (_rotate(heads, *rotary) for heads in (q, k))
+            cos, sin = _checked_rotary(rotary, x, self.head_dim)
+            q, k = (_rotate(heads, cos, sin) for heads in (q, k))
         query_positions = None
         if cache is not None:
+            if not isinstance(cache, KeyValueCache):
+                raise ValueError(f"cache must be a KeyValueCache, got {type(cache).__name__}")
             if not self.causal:
                 raise ValueError("cache must be None where causal=False: earlier tokens would have to see later ones")
             query_positions = len(cache) + torch.arange(x.shape[1], device=x.device)
-            k, v = cache.append(k, v)
+            k, v = cache.followed_by(k, v, layer=self.layer)
         y = self._attend(x, q, k, v, documents=documents, step=step, query_positions=query_positions)
+        if cache is not None:
+            cache.layer, cache.keys, cache.values = self.layer, k, v
         return self.o_proj(y.transpose(1, 2).flatten(-2))
 
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, **where: object) -> Tensor:  # noqa: ARG002 - gates read x
@@ -253,20 +263,28 @@ class GatedStochasticAttention(StochasticAttention):
         return f"{self.pattern} + {self.local}, layer={self.layer}"
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864) of heads [B, H, N, D]."""
-    size, tokens = cos.shape[-1], heads.shape[2]
+def _checked_rotary(rotary: tuple[Tensor, Tensor], x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cos and sin that fit x [B, N, E]."""
+    rows, tokens = x.shape[:2]
+    is_pair = isinstance(rotary, tuple | list) and len(rotary) == 2 and all(isinstance(r, Tensor) for r in rotary)
+    shapes = [list(r.shape) for r in rotary] if is_pair else []
     if (
-        cos.shape != sin.shape
-        or cos.dim() not in (2, 3)
-        or cos.shape[-2] != tokens
-        or size % 2
-        or size > heads.shape[-1]
+        not is_pair
+        or shapes[0] != shapes[1]
+        or shapes[0][:-1] not in ([tokens], [1, tokens], [rows, tokens])
+        or shapes[0][-1] % 2
+        or shapes[0][-1] > head_dim
     ):
         raise ValueError(
-            f"rotary must be cos and sin of one shape [N, R] or [B, N, R] with N = {tokens} and an even R <= "
-            f"{heads.shape[-1]}, got {list(cos.shape)} and {list(sin.shape)}"
+            f"rotary must be cos and sin of one shape [N, R] or [B, N, R] with B = {rows}, N = {tokens} and an even "
+            f"R <= {head_dim}, got {shapes or type(rotary).__name__}"
         )
+    return rotary
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864) of heads [B, H, N, D]."""
+    size = cos.shape[-1]
     cos, sin = (x.unsqueeze(-3).to(heads.dtype) for x in (cos, sin))
     turned, kept = heads[..., :size], heads[..., size:]
     first, second = turned.chunk(2, dim=-1)

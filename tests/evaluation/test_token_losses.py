@@ -110,6 +110,8 @@ def test_losses_are_those_of_the_model(model, batch_tokens):
         with torch.no_grad():
             found = model(torch.tensor([window]), labels=torch.tensor([window])).loss
         assert float(row.mean()) == pytest.approx(float(found), rel=1e-5)
+    with pytest.raises(ValueError, match="an embedding of every token of the windows, has 256, got token 5000"):
+        token_losses(model, [[1, 2, 3], [4, 5000, 6]], batch_tokens=batch_tokens, on_batch=seen.append)
 
 
 class TestComparison:

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import transformers
 
 from stochastic_attention import Pattern
 from stochastic_attention.hf import swap
@@ -112,14 +113,30 @@ def test_a_row_alone_equals_the_row_in_a_padded_batch(make_model, family, backen
         assert_close(real_part(found[None], pads, side), logits(model, row))
 
 
-@pytest.mark.parametrize(
+packed_calls = pytest.mark.parametrize(
     "call",
     [{"use_cache": False}, {}, {"attention_mask": torch.ones(2, 21, dtype=torch.int64)}],
     ids=["no cache, no mask", "default cache", "mask of ones"],
 )
+
+
+@packed_calls
 def test_packed_documents_are_separate(make_model, family, backend, pattern, ids, call):
-    """In swapped layers; those left alone see documents where transformers does: without cache and mask."""
-    model = swap(make_model(family), pattern, "all", backend=backend)
+    assert_separate(swap(make_model(family), pattern, "all", backend=backend), ids, **call)
+
+
+@packed_calls
+def test_packed_documents_are_separate_in_layers_left_alone(make_model, family, native, ids, call):
+    """Where transformers lets them see each other: with a cache or a mask, and in gpt-oss always."""
+    assert_separate(swap(make_model(family, native), Pattern.stochastic(4), [1]), ids, **call)
+
+
+def test_packed_documents_are_separate_in_a_static_cache(make_model, native, ids, cache_name):
+    model = swap(make_model("qwen3", native), Pattern.stochastic(4), [1])
+    assert_separate(model, ids, **{cache_name: transformers.StaticCache(model.config, max_cache_len=30)})
+
+
+def assert_separate(model, ids, **call):
     cut = 9
     position_ids = torch.cat([torch.arange(cut), torch.arange(ids.shape[1] - cut)])[None]
     packed = logits(model, ids, position_ids=position_ids, **call)

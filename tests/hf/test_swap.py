@@ -180,7 +180,7 @@ def test_models_that_shared_a_config_are_untouched(make_model, ids):
 def test_a_deep_copy_is_a_swapped_model_of_its_own(make_model, ids):
     model = swap(make_model(), PATTERN)
     twin = copy.deepcopy(model)
-    assert twin.generate.__self__ is twin
+    assert twin.generate.args[0] is twin
     set_step(twin, 3)
     restore(model)
     assert calls(twin) == [0, 0, 0]
@@ -193,6 +193,8 @@ def test_a_pickled_model_is_a_swapped_one(make_model, ids):
     twin = pickle.loads(pickle.dumps(model))
     assert torch.equal(logits(twin, ids), logits(model, ids))
     assert twin.generate(ids, max_new_tokens=3).tolist() == model.generate(ids, max_new_tokens=3).tolist()
+    with pytest.raises(NotImplementedError, match="prefill_chunk_size must not be used"):
+        twin.generate(ids, max_new_tokens=3, prefill_chunk_size=4)
 
 
 @pytest.mark.parametrize("head", ["AutoModel", "AutoModelForSequenceClassification"])

@@ -43,6 +43,12 @@ def test_checkpointing_changes_no_gradient(make_model, family, ids, reentrant, l
     found = gradients(checkpointed, ids, call, next_step=6)
     assert all(torch.equal(found[name], grad) for name, grad in expected.items())
     assert all(grad.isfinite().all() and grad.abs().max() > 0 for grad in found.values())
+    checkpointed.zero_grad()
+    set_step(checkpointed, step := torch.tensor(5))
+    loss = checkpointed(ids, labels=ids, **call).loss
+    step += 1
+    loss.backward()
+    assert all(torch.equal(p.grad, expected[name]) for name, p in checkpointed.named_parameters())
 
 
 def test_steps_change_the_gradient(make_model, ids):

@@ -165,11 +165,8 @@ class TestValidation:
         )
         assert train[: data.train.tokens] + held[: data.validation.tokens] == whole
         assert data.validation.tokens == 13  # of 31
-        assert data.facts == {
-            "source": "text.txt",
-            "tokens": 18,
-            "validation": {"source": "text.txt", "tokens": 13},
-        }
+        facts = {"source": "text.txt", "sha256": data.train.digest}
+        assert data.facts == {**facts, "tokens": 18, "validation": {**facts, "tokens": 13}}
 
     def test_a_file_stays_in_order_and_may_be_thinned(self, opened, write, spell):
         held = write("abcdefghijklmnop", name="held.txt")
@@ -207,6 +204,19 @@ class TestTokenFile:
         assert spell(opened(text).train[0]["input_ids"]) == "<abc>>>>"
         assert not torn.exists()
 
+    @pytest.mark.parametrize("name", ["tokens.bin", "ends.npy", "meta.json"])
+    @pytest.mark.parametrize("kept", [None, 0, 9])
+    def test_what_has_lost_a_part_is_refused(self, opened, write, tmp_path, name, kept):
+        text = write("abcabc")
+        opened(text)
+        (made,) = (tmp_path / "cache").glob("tokens-*")
+        content = (made / name).read_bytes()
+        (made / name).unlink()
+        if kept is not None:
+            (made / name).write_bytes(content[:kept])
+        with pytest.raises(ValueError, match=f"tokens in {made} are not whole: remove the folder"):
+            opened(text)
+
     def test_a_full_disk_says_what_is_needed_and_leaves_nothing(self, write, tmp_path, bytes_tokenizer, monkeypatch):
         def full():
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -235,7 +245,9 @@ class TestTokenFile:
 
     @pytest.mark.parametrize(("size", "dtype"), [(259, "uint16"), (1 << 16, "uint16"), ((1 << 16) + 1, "uint32")])
     def test_tokens_take_the_bytes_they_need(self, bytes_tokenizer, monkeypatch, size, dtype):
-        monkeypatch.setattr(type(bytes_tokenizer), "__len__", lambda _: size)
+        """By the largest of them: there may be gaps."""
+        vocabulary = bytes_tokenizer.get_vocab() | {"last": size - 1}
+        monkeypatch.setattr(type(bytes_tokenizer), "get_vocab", lambda _: vocabulary)
         assert np.dtype(Encoder(bytes_tokenizer).dtype) == dtype
 
     def test_a_call_with_padding_leaves_the_key_as_it_was(self, bytes_tokenizer):
@@ -276,6 +288,18 @@ class TestText:
             file.write(b"ab\n\x1e\ncd\n")
         dos, unix = (opened(str(tmp_path / name)).train for name in ("dos.txt", "unix.txt.gz"))
         assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(dos, unix, strict=True))
+
+    def test_a_mark_at_the_beginning_is_no_text(self, tmp_path):
+        (tmp_path / "marked").write_text("ab\ufeff", encoding="utf-8-sig")
+        assert list(documents(tmp_path / "marked")) == ["ab\ufeff"]
+
+    @pytest.mark.parametrize("content", [gzip.compress(b"abc" * 99)[:-9], gzip.compress(b"abc")[:-1] + b"a", b"abc"])
+    def test_a_damaged_gzip_file_is_refused(self, tmp_path, opened, content):
+        (tmp_path / "text.gz").write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"text must be a whole gzip file where its name ends in .gz, got .*text.gz"
+        ):
+            opened(str(tmp_path / "text.gz"))
 
     def test_broken_utf8_names_the_line(self, tmp_path, opened):
         (tmp_path / "bad.txt").write_bytes(b"fine\nfine too\nna\xefve\n")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from stochastic_attention import Pattern
 from stochastic_attention.lm import StochasticLlamaConfig
@@ -30,6 +30,13 @@ def test_torch_counts_the_same(tied):
     with FlopCounterMode(display=False) as counter:
         model(ids, labels=ids, use_cache=False).loss.backward()
     assert counter.get_total_flops() == 20 * flops_per_token(model, [20.0] * 3)
+
+
+def test_a_token_passes_through_few_of_the_experts():
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **SIZES, **experts))
+    heads, output = 3 * 16 * 8 * (4 + 2 + 2 + 4), 40 * 16
+    assert flops_per_token(model, [0.0] * 3) == 6 * (heads + output + 3 * 2 * (3 * 16 * 10))
 
 
 def test_keys_are_those_of_the_patterns():

@@ -4,6 +4,7 @@ import inspect
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -114,6 +115,15 @@ def test_what_a_decoded_token_sees_under_scope_sequence(make_lm, ids, kind, deco
     assert_close(found, logits(expected, ids)[:, -1:])
 
 
+@pytest.mark.parametrize("kind", ["gated", MIXED], ids=str)
+def test_the_first_layers_run_alone(make_lm, ids, kind):
+    """As in assisted decoding with an early exit."""
+    model, first = make_lm(kind), make_lm("gated", num_hidden_layers=1)
+    first.load_state_dict(model.state_dict(), strict=False)
+    model.config.num_hidden_layers = 1
+    assert torch.equal(logits(model, ids), logits(first, ids))
+
+
 def test_generate_refuses_to_split_a_prompt_under_scope_sequence(make_lm, ids):
     with pytest.raises(NotImplementedError, match="prefill_chunk_size"):
         make_lm("gated", "sequence").generate(ids, max_new_tokens=2, prefill_chunk_size=4)
@@ -214,6 +224,28 @@ def test_it_saves_and_loads_by_the_auto_classes(make_lm, ids, kind, tmp_path):
     assert AutoConfig.from_pretrained(tmp_path).attention_plan == model.config.attention_plan
 
 
+def test_a_config_holds_what_json_does():
+    """Also where a number comes from another library."""
+    config = StochasticLlamaConfig(**SIZES, sa={"window": np.int64(4)})
+    assert json.loads(config.to_json_string())["sa"] == {"window": 4}
+
+
+def test_a_changed_config_is_followed(make_lm, ids):
+    """Also after a call, as in transformers."""
+    model = make_lm("sa")
+    logits(model, ids)
+    model.config.sa = {"window": 7}
+    assert torch.equal(logits(model, ids), logits(make_lm("sa", sa={"window": 7}), ids))
+    model.config.layer_attention = "gated"
+    with pytest.raises(ValueError, match="path_gates must be given where a layer has two paths"):
+        logits(model, ids)
+
+
+def test_attention_weights_asked_for_by_the_config_are_refused(make_lm, ids):
+    with pytest.raises(ValueError, match="output_attentions must be False"):
+        make_lm(output_attentions=True)(ids)
+
+
 def test_gates_start_open_and_alone_where_a_llama_is_loaded(make_llama, ids, tmp_path):
     """A pretrained Llama's weights under gated layers: the gates are new, and everything else is the Llama's."""
     llama = make_llama()
@@ -297,6 +329,8 @@ def test_there_is_nothing_to_swap(make_lm):
     [
         ({"layer_attention": "moba"}, "layer_attention must be one of 'full', 'swa', 'sa', 'gated', got 'moba'"),
         ({"layer_attention": ["sa", "swa"]}, "layer_attention must have one entry for each of 3 layers, got 2"),
+        ({"layer_attention": None}, "layer_attention must be a kind of attention or a list of them, got None"),
+        ({"sa": 4}, "sa must be arguments of Pattern.stochastic, got 4"),
         ({"gate": "token"}, "gate must be one of 'head', 'channel', got 'token'"),
         ({"decode": "none"}, "decode must be one of 'full', 'stochastic', got 'none'"),
         ({"sa": {"windows": 3}}, r"sa must be arguments of Pattern.stochastic, got \{'windows': 3\}"),

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import stochastic_attention.lm  # noqa: F401  # registers the model
 from stochastic_attention import cli
 from stochastic_attention.hf.attend import STEP_ARGUMENT
+from stochastic_attention.hf.state import FAMILIES
 from stochastic_attention.lm import callbacks, checkpoints, train, trainer
 from stochastic_attention.lm.callbacks import NotFiniteError
 from stochastic_attention.lm.checkpoints import DiskFullError, step_of
@@ -24,6 +25,11 @@ from stochastic_attention.lm.data import DataExhausted
 from stochastic_attention.lm.loss_log import LossLog
 from stochastic_attention.lm.train_config import read_config
 from stochastic_attention.records import Record
+
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
+}
 
 
 @pytest.fixture
@@ -220,6 +226,22 @@ def test_an_output_of_another_run_is_refused(run):
         run(resume=False)
 
 
+@pytest.mark.parametrize("changed", ["text", "validation"])
+def test_an_output_of_a_run_on_other_data_is_refused(run, tmp_path, changed):
+    """Settings name files, which may have changed since."""
+    text = tmp_path / "corpus.txt"
+    held = tmp_path / "held.txt"
+    held.write_text(text.read_text()[:900])
+    run("run", f"data.validation={held}", "training.steps=2")
+    file = text if changed == "text" else held
+    whole = file.read_text()
+    file.write_text(whole[1:])
+    with pytest.raises(ValueError, match=f"was of other tokens: {file.name} or the tokenizer has changed since"):
+        run("run", f"data.validation={held}")
+    file.write_text(whole)
+    assert run("run", f"data.validation={held}").resumed_from == 2
+
+
 def test_a_data_set_that_runs_dry_is_told_before_the_first_step(run, tmp_path):
     with pytest.raises(DataExhausted, match=r"the data set holds .* tokens in 3 passes, 96000 were asked for"):
         run("run", "training.steps=1000")
@@ -313,12 +335,13 @@ def test_a_streamed_set_goes_on_where_it_was(config_file, tmp_path, at_step):
     assert lines(tmp_path / "unbroken", "step", "loss") == lines(tmp_path / "broken", "step", "loss")
 
 
-@pytest.mark.parametrize("model_type", ["llama", "stochastic_llama"])
+@pytest.mark.parametrize("model_type", [*(family for family in FAMILIES if family != "gpt_oss"), "stochastic_llama"])
 def test_packed_documents_do_not_see_each_other(config_file, bytes_tokenizer, model_type):
     """In the arguments that a step gives its model."""
     model = {"model_type": model_type}
-    if model_type == "llama":
-        model |= {"layer_attention": "absent", "swa": "absent", "sa": "absent"}
+    if model_type in FAMILIES:
+        model |= {"layer_attention": "absent", "swa": "absent", "sa": "absent", "num_key_value_heads": 2}
+        model |= EXPERTS.get(model_type, {})
     config = train.make_model_config(read_config(config_file(model=model), []), bytes_tokenizer)
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(config).train()
@@ -338,15 +361,24 @@ def test_packed_documents_do_not_see_each_other(config_file, bytes_tokenizer, mo
         ({"hidden_sizes": 3}, "model.hidden_sizes is no field of a stochastic_llama; it has"),
         ({"hidden_size": "big"}, "model: .*hidden_size"),
         ({"vocab_size": 20}, "model.vocab_size must be an integer >= 259, got 20"),
+        ({"pad_token_id": 259}, r"model.pad_token_id must be an integer in \[0, 258\], got 259"),
         ({"max_position_embeddings": 20}, "model.max_position_embeddings must be an integer >= 24, got 20"),
         ({"layer_attention": "dense"}, "model: layer_attention must be one of"),
         ({"sa": {"window": 0}}, "model: sa must be arguments of Pattern.stochastic"),
         ({"model_type": "gpt2"}, "data.documents must be 'joined' with a gpt2"),
+        ({"model_type": "gpt_oss"}, "data.documents must be 'joined' with a gpt_oss"),
     ],
 )
 def test_a_model_that_cannot_be_is_told_by_its_field(config_file, bytes_tokenizer, model, told):
     with pytest.raises(ValueError, match=told):
         train.make_model_config(read_config(config_file(model=model), []), bytes_tokenizer)
+
+
+def test_the_vocabulary_holds_the_largest_token(config_file, bytes_tokenizer, monkeypatch):
+    """Ids may have gaps."""
+    vocabulary = bytes_tokenizer.get_vocab() | {"last": 299}
+    monkeypatch.setattr(type(bytes_tokenizer), "get_vocab", lambda _: vocabulary)
+    assert train.make_model_config(read_config(config_file(), []), bytes_tokenizer).vocab_size == 300
 
 
 @pytest.mark.parametrize(
@@ -377,6 +409,8 @@ def test_the_command_says_how_a_run_ended(config_file, at_step, tmp_path, capsys
     assert capsys.readouterr().out.endswith("model, record.json, loss.jsonl, loss.png\n")
     assert cli.main([*command, "--set", "training.steps=2000"]) == 1
     assert "sattn train: the data set holds" in capsys.readouterr().err
+    assert cli.main([*command, "--output", str(tmp_path / "config.yaml")]) == 2
+    assert "sattn train: output must be a folder to write into" in capsys.readouterr().err
     assert cli.main([*command, "--set", "training.sed=1"]) == 2
     assert "sattn train: training.sed is no setting" in capsys.readouterr().err
 

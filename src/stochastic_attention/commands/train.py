@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import require
+from . import make_folder, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     logging.disable_progress_bar()  # of every file that a checkpoint writes
     config = read_config(args.config, args.set)
     output = args.output or Path("results") / args.config.stem
+    make_folder(output)
     try:
         outcome = train(config, output, command=args.command_line, resume=args.resume, cache=args.cache)
     except (DataExhausted, NotFiniteError) as error:

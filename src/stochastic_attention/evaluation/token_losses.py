@@ -85,7 +85,16 @@ def token_losses(
         windows: all of one length.
         batch_tokens: most tokens of a batch; a longer window runs alone.
         on_batch: called after each batch with its number of windows.
+
+    Raises:
+        ValueError: a token that the model has no embedding of, or a loss that is no number.
     """
+    known: int = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
+    largest = max(map(max, windows))
+    if largest >= known:
+        raise ValueError(
+            f"model must have an embedding of every token of the windows, has {known}, got token {largest}"
+        )
     rows = max(1, batch_tokens // len(windows[0]))
     losses = []
     for start in range(0, len(windows), rows):

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.api import attention
+from ..ops.layout import PADDING
 from ..ops.pattern import Pattern
 from .masks import Masks, documents_of, documents_with_cache
 from .plan import LayerPlan, read
@@ -56,8 +58,9 @@ def attend(
         state.calls += 1
     step = arguments.pop(STEP_ARGUMENT, None)
     if state.plan is None:
-        native_mask = attention_mask.native if isinstance(attention_mask, Masks) else attention_mask
-        return state.native(module, query, key, value, native_mask, **arguments)
+        if isinstance(attention_mask, Masks):
+            attention_mask = _native_mask(query, key, attention_mask, arguments.get("position_ids"))
+        return state.native(module, query, key, value, attention_mask, **arguments)
     if not isinstance(attention_mask, Masks):
         got = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
         raise ValueError(
@@ -101,7 +104,7 @@ def _check(module: nn.Module, arguments: dict[str, Any]) -> None:
         raise ValueError(
             f"attention dropout must be 0 in a swapped layer, got {arguments['dropout']}: set config.attention_dropout"
         )
-    if arguments.get("output_attentions"):
+    if arguments.get("output_attentions") or getattr(module.config, "output_attentions", None):
         raise ValueError("output_attentions must be False: a swapped layer never holds attention weights, got True")
     is_causal = (
         arguments.get("is_causal"),
@@ -156,6 +159,26 @@ def _attend_by(
     return attention(
         query, key, value, pattern, decode=True, query_positions=new.slots, documents=new.documents, **options
     )
+
+
+def _native_mask(query: Tensor, key: Tensor, masks: Masks, position_ids: Tensor | None) -> Tensor | None:
+    """The mask of a layer left alone, in which packed documents do not see each other either.
+
+    transformers keeps them apart in calls without a cache and a mask only, and in gpt-oss in none.
+    """
+    batch, tokens = query.shape[0], query.shape[2]
+    if position_ids is None or _finds_cached_keys(masks.offset, tokens):
+        return masks.native
+    real = None if masks.real is None else masks.real[:, :tokens]
+    documents = documents_of(real, position_ids, batch=batch, tokens=tokens)
+    if documents is None or not bool((documents > 0).any()):
+        return masks.native
+    slots = key.shape[2]  # a static cache has unwritten ones behind the tokens
+    documents = F.pad(documents, (0, slots - tokens), value=PADDING)
+    own = _full_mask(documents, torch.arange(tokens, device=query.device), slots, query)
+    if masks.native is None or own is None:
+        return own
+    return masks.native & (own == 0) if masks.native.dtype == torch.bool else torch.minimum(masks.native, own)
 
 
 def _op_arguments(module: nn.Module, plan: LayerPlan, step: int | Tensor, arguments: dict[str, Any]) -> dict[str, Any]:

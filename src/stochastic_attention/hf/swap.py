@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from types import MethodType
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -160,7 +160,8 @@ def _begin(model: PreTrainedModel, native: str) -> ModelState:
     if base is not model:
         hooks.append(model.register_forward_pre_hook(_prepare_model, with_kwargs=True))
     if isinstance(model, GenerationMixin):
-        model.generate = MethodType(generate, model)  # type: ignore[method-assign]
+        # A bound method would be pickled by its name, which is that of the class's own.
+        model.generate = partial(generate, model)  # type: ignore[method-assign]
     state = ModelState(native, getattr(own, NAME, None), step=0, windows={}, hooks=hooks)
     attach(base, state)
     return state
@@ -182,7 +183,9 @@ def _prepare_base_model(
             "the attention implementation of a swapped model was set to "
             f"{base.config._attn_implementation!r}, so no swapped layer would run: restore the model first"
         )
-    kwargs = {**kwargs, STEP_ARGUMENT: state.step}
+    # A tensor may be moved on in place before a layer is recomputed.
+    step = state.step.clone() if isinstance(state.step, Tensor) else state.step
+    kwargs = {**kwargs, STEP_ARGUMENT: step}
     use_cache = kwargs.get("use_cache")
     if use_cache is None:
         use_cache = base.config.use_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from transformers import LlamaConfig
@@ -9,7 +10,7 @@ from transformers import LlamaConfig
 from ..hf.plan import Decode, LayerPlan, SwapPlan
 from ..nn import Gate
 from ..ops.pattern import Pattern
-from ..ops.validation import check_choice
+from ..ops.validation import check_choice, plain_number
 
 LayerAttention = Literal["full", "swa", "sa", "gated"]
 
@@ -41,8 +42,7 @@ class StochasticLlamaConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:  # noqa: ANN401
         """Fill in the windows, and check what is peculiar to this config."""
-        self.swa = {"window": 256} if self.swa is None else dict(self.swa)
-        self.sa = {"window": 256} if self.sa is None else dict(self.sa)
+        self.swa, self.sa = _arguments(self.swa), _arguments(self.sa)
         super().__post_init__(**kwargs)
         check_choice("gate", self.gate, get_args(Gate))
         check_choice("decode", self.decode, get_args(Decode))
@@ -50,18 +50,15 @@ class StochasticLlamaConfig(LlamaConfig):
             raise ValueError(f"attention_dropout must be 0, which is all that the op has, got {self.attention_dropout}")
         if self.head_dim is not None and self.head_dim % 2:
             raise ValueError(f"head_dim must be even, as rotary embeddings turn pairs, got {self.head_dim}")
-        _ = self.attention_plan
+        _ = self.kinds, self.attention_plan
 
     @property
     def kinds(self) -> tuple[LayerAttention, ...]:
         """What each layer runs."""
-        kinds, count = self.layer_attention, self.num_hidden_layers
-        kinds = (kinds,) * count if isinstance(kinds, str) else tuple(kinds)
-        for kind in kinds:
-            check_choice("layer_attention", kind, get_args(LayerAttention))
+        kinds, count = self._named_kinds, self.num_hidden_layers
         if len(kinds) != count:
             raise ValueError(f"layer_attention must have one entry for each of {count} layers, got {len(kinds)}")
-        return kinds  # type: ignore[return-value]
+        return kinds
 
     @property
     def attention_plan(self) -> SwapPlan:
@@ -73,7 +70,25 @@ class StochasticLlamaConfig(LlamaConfig):
             "sa": LayerPlan.checked(stochastic, self.decode),
             "gated": LayerPlan.checked(stochastic, self.decode, gated_with=local),
         }
-        return SwapPlan("sdpa", {index: plans[kind] for index, kind in enumerate(self.kinds)})
+        return SwapPlan("sdpa", {index: plans[kind] for index, kind in enumerate(self._named_kinds)})
+
+    @property
+    def _named_kinds(self) -> tuple[LayerAttention, ...]:
+        """`kinds`, or more: `num_hidden_layers` is less while a model drafts with its first layers."""
+        kinds = self.layer_attention
+        if not isinstance(kinds, str | list | tuple):
+            raise ValueError(f"layer_attention must be a kind of attention or a list of them, got {kinds!r}")
+        kinds = (kinds,) * self.num_hidden_layers if isinstance(kinds, str) else tuple(kinds)
+        for kind in kinds:
+            check_choice("layer_attention", kind, get_args(LayerAttention))
+        return kinds  # type: ignore[return-value]
+
+
+def _arguments(given: Any) -> Any:  # noqa: ANN401  # what is no mapping is told by `_pattern`
+    """A pattern's arguments of its own, such as JSON holds."""
+    if given is None:
+        return {"window": 256}
+    return {name: plain_number(value) for name, value in given.items()} if isinstance(given, Mapping) else given
 
 
 def _pattern(name: str, make: Any, arguments: Any) -> Pattern:  # noqa: ANN401

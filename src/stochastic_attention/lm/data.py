@@ -89,7 +89,7 @@ class Data:
         train: rows in the order of training, in which a loader must take them; its `require(rows)` raises
             `DataExhausted` where there are fewer.
         validation: rows that always stay the same, or None.
-        facts: where the tokens came from and how many there are, as plain data for a record.
+        facts: where the tokens came from, how many there are and their digest, as plain data for a record.
     """
 
     train: PackedRows | StreamedRows
@@ -128,7 +128,7 @@ def open_data(
     if config.dataset is not None and config.dataset.streaming:
         source: Any = open_set(config.dataset, config.dataset.split)
         train = StreamedRows(source, config.dataset.column, encoder, epochs=config.epochs, **shape)
-        return Data(train, validation, _facts(str(config.dataset), None, validation))
+        return Data(train, validation, {"source": str(config.dataset), "tokens": None} | _held_out(validation))
 
     file = (
         _hub_file(config.dataset, config.dataset.split, encoder, cache_dir)
@@ -146,7 +146,7 @@ def open_data(
             )
         validation = PackedRows(file, filler=encoder.end, stretch=(kept, tokens), rows=limit, **shape)
     train = PackedRows(file, filler=encoder.end, stretch=(0, kept), seed=seed, epochs=config.epochs, **shape)
-    return Data(train, validation, _facts(file.facts["source"], train.tokens, validation))
+    return Data(train, validation, _facts(train) | _held_out(validation))
 
 
 def training_pieces(config: DataConfig) -> Iterator[tuple[str, bool]]:
@@ -204,9 +204,12 @@ def _filled(name: str, file: TokenFile) -> TokenFile:
     return file
 
 
-def _facts(source: str, tokens: int | None, validation: PackedRows | None) -> dict[str, Any]:
-    held = None if validation is None else {"source": validation.source, "tokens": validation.tokens}
-    return {"source": source, "tokens": tokens, "validation": held}
+def _facts(rows: PackedRows) -> dict[str, Any]:
+    return {"source": rows.source, "tokens": rows.tokens, "sha256": rows.digest}
+
+
+def _held_out(rows: PackedRows | None) -> dict[str, Any]:
+    return {"validation": None if rows is None else _facts(rows)}
 
 
 def _hub_set(fields: Mapping[str, Any]) -> HubSet:

@@ -34,8 +34,9 @@ class Peak:
 def flops_per_token(model: PreTrainedModel, keys: Sequence[float]) -> float:
     """FLOPs of a forward and a backward pass for one token, recomputation not counted.
 
-    6 for every weight of a matrix product (2 forward, 4 backward), the output layer among them and the input embedding
-    not; and 12 * heads * head dimension for every pair of query and key (4 forward, 8 backward).
+    6 for every weight of a matrix product (2 forward, 4 backward), the output layer among them, the input embedding and
+    the experts that a token passes by not; and 12 * heads * head dimension for every pair of query and key (4 forward,
+    8 backward).
 
     Args:
         model: a causal language model.
@@ -45,6 +46,9 @@ def flops_per_token(model: PreTrainedModel, keys: Sequence[float]) -> float:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     # Of a tied pair the output's product counts, which the embedding's lookup does not.
     weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
+    # Experts are stacked, and are the only parameters of three dimensions.
+    expert = sum(parameter[0].numel() for parameter in model.parameters() if parameter.dim() == 3)
+    weights += getattr(config, "num_experts_per_tok", 0) * expert
     return 6.0 * weights + 12.0 * config.num_attention_heads * head_dim * sum(keys)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -24,6 +25,7 @@ from ..hf.attend import GATES_ARGUMENT
 from ..hf.masks import check_values
 from ..hf.plan import NAME
 from ..hf.registration import register as register_attention
+from ..hf.state import layer_state
 from ..hf.swap import check_generate
 from ..nn import GATE_BIAS, GateProjection, PathGates
 from .config import StochasticLlamaConfig
@@ -80,7 +82,18 @@ class StochasticLlamaModel(StochasticLlamaPreTrainedModel, LlamaModel):
         for index, layer in enumerate(self.layers):
             layer.self_attn = StochasticLlamaAttention(config, index)
         self.register_forward_pre_hook(check_values, with_kwargs=True)
+        self.register_forward_pre_hook(_follow_config)
         self.post_init()
+
+
+def _follow_config(model: StochasticLlamaModel, _args: tuple[Any, ...]) -> None:
+    """Forward pre-hook: layers keep their plan, and the config may have been changed since."""
+    if torch.compiler.is_compiling():
+        return
+    for index, plan in model.config.attention_plan.layers.items():
+        state = layer_state(model.layers[index].self_attn)  # type: ignore[arg-type]
+        if state is not None:
+            state.plan = plan
 
 
 class StochasticLlamaForCausalLM(StochasticLlamaPreTrainedModel, LlamaForCausalLM):

@@ -107,6 +107,11 @@ class PackedRows(Dataset[Row]):
         return self._file.facts["source"]
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of all tokens and documents' ends in the file."""
+        return self._file.facts["sha256"]
+
+    @property
     def tokens(self) -> int:
         """Tokens of the text that one pass goes through."""
         return self._end - self._begin if self.rows == self._whole else self.rows * self._length

@@ -14,10 +14,14 @@ from ..hf.state import FAMILIES
 from ..ops.validation import check_count
 from .checkpoints import unfinished
 from .config import StochasticLlamaConfig
+from .token_file import vocabulary_size
 from .train_config import TrainConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# Their attention keeps packed documents apart by positions. gpt-oss makes its masks without them.
+_ISOLATING = (*(family for family in FAMILIES if family != "gpt_oss"), StochasticLlamaConfig.model_type)
 
 # Renamed inside the range of supported versions.
 _CHECKPOINTING = next(
@@ -87,18 +91,18 @@ def make_model_config(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -
     model, model_type = config.model, config.model.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ValueError(f"model.model_type must be a model type that transformers knows, got {model_type!r}")
-    if config.data.documents == "isolated" and model_type not in (*FAMILIES, StochasticLlamaConfig.model_type):
+    if config.data.documents == "isolated" and model_type not in _ISOLATING:
         raise ValueError(
             f"data.documents must be 'joined' with a {model_type}, which may not keep packed documents apart by "
             "their positions, got 'isolated'"
         )
     kind = CONFIG_MAPPING[model_type]
-    known = kind().to_dict()
+    known = kind().to_dict().keys() | kind.attribute_map.keys()  # which has the names that some published files say
     for key in model:
         if key not in known:
             raise ValueError(f"model.{key} is no field of a {model_type}; it has {', '.join(sorted(known))}")
     filled = {
-        "vocab_size": len(tokenizer),
+        "vocab_size": vocabulary_size(tokenizer),
         "max_position_embeddings": config.training.sequence_length,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -107,6 +111,8 @@ def make_model_config(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -
     fields = filled | {key: value for key, value in model.items() if key != "model_type"}
     for key in ("vocab_size", "max_position_embeddings"):
         check_count(f"model.{key}", fields[key], minimum=filled[key])
+    if fields["pad_token_id"] is not None:
+        check_count("model.pad_token_id", fields["pad_token_id"], minimum=0, maximum=fields["vocab_size"] - 1)
     try:
         return kind(**fields)
     except (StrictDataclassError, TypeError, ValueError) as error:

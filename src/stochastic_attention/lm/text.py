@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def pieces(path: Path, size: int = _PIECE) -> Iterator[tuple[str, bool]]:
     nothing but white space, such as the one after a last separator, are left out.
 
     Raises:
-        ValueError: the file is not UTF-8; says at which line.
+        ValueError: the file is not UTF-8, and says at which line; or a .gz file is damaged.
     """
     lines: list[str] = []
     held, is_first = 0, True
@@ -83,10 +84,20 @@ def _is_gzip(path: Path) -> bool:
 
 def _lines(path: Path) -> Iterator[str]:
     with gzip.open(path, "rb") if _is_gzip(path) else path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8").replace("\r\n", "\n")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"text must be UTF-8, got byte 0x{line[error.start]:02x} in line {number} of {path}"
-                ) from error
+        try:
+            for number, line in enumerate(file, start=1):
+                yield _decoded(line, number, path)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(
+                f"text must be a whole gzip file where its name ends in .gz, got {path}: {error}"
+            ) from error
+
+
+def _decoded(line: bytes, number: int, path: Path) -> str:
+    try:
+        # Editors of Windows begin a file with a mark, which is no text.
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"text must be UTF-8, got byte 0x{error.object[error.start]:02x} in line {number} of {path}"
+        ) from error

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Part of every key: a change of what the files mean must not read old ones.
-_FORMAT = 2
+_FORMAT = 3
 # Characters that are tokenised in one call; a fast tokenizer works on the pieces of a call in parallel.
 _CALL = 1 << 20
 
@@ -50,11 +50,16 @@ class TokenFile:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What was tokenised: source, key, dtype, tokens, documents."""
+        """What was tokenised: source, key, dtype, tokens, documents, and SHA-256 of the tokens and ends."""
         return json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder}
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest token. `len(tokenizer)` is how many there are, which is less where ids have gaps."""
+    return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
 
 
 class Encoder:
@@ -79,7 +84,7 @@ class Encoder:
     @property
     def dtype(self) -> str:
         """Little-endian unsigned integers, the smallest that hold every token."""
-        return "<u2" if len(self._tokenizer) <= 1 << 16 else "<u4"
+        return "<u2" if vocabulary_size(self._tokenizer) <= 1 << 16 else "<u4"
 
     @property
     def digest(self) -> str:
@@ -121,12 +126,13 @@ def token_file(
         cache_dir: where folders of tokens are kept.
 
     Raises:
+        ValueError: what is there has lost a part, as in a copy that was cut short.
         OSError: the disk is full; says what is needed and what is free.
     """
     name = hashlib.sha256(f"{_FORMAT} {key} {encoder.digest}".encode()).hexdigest()[:16]
     folder = cache_dir / f"tokens-{name}"
     if folder.is_dir():
-        return TokenFile(folder)
+        return _whole(TokenFile(folder))
     cache_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(cache_dir / f".tokens-{name}.lock"):
         if not folder.is_dir():
@@ -141,11 +147,23 @@ def token_file(
     return TokenFile(folder)
 
 
+def _whole(file: TokenFile) -> TokenFile:
+    try:
+        facts, size = file.facts, (file.folder / "tokens.bin").stat().st_size
+        is_whole = size == facts["tokens"] * np.dtype(facts["dtype"]).itemsize and len(file.ends) == facts["documents"]
+    except (OSError, EOFError, ValueError, LookupError):
+        is_whole = False
+    if not is_whole:
+        raise ValueError(f"tokens in {file.folder} are not whole: remove the folder, and they are made anew")
+    return file
+
+
 def _write(
     folder: Path, pieces: Iterable[tuple[str, bool]], encoder: Encoder, key: str, source: str, size: int | None
 ) -> None:
     ends: list[int] = []
     count = read = 0
+    digest = hashlib.sha256()
     with (
         (folder / "tokens.bin").open("wb") as file,
         tqdm(total=size, desc=f"tokenising {source}", unit="B", unit_scale=True, dynamic_ncols=True) as bar,
@@ -155,12 +173,16 @@ def _write(
             rest = length if size is None else max(size - read, length)
             read += length
             _append(file, raw, source, needed=len(raw) * rest // length)
+            digest.update(raw)
             count += len(tokens)
             if is_last:
                 ends.append(count)
             bar.update(length)
-    np.save(folder / "ends.npy", np.asarray(ends, dtype=np.int64))
+    array = np.asarray(ends, dtype="<i8")
+    np.save(folder / "ends.npy", array)
+    digest.update(array.tobytes())
     facts = {"source": source, "key": key, "dtype": encoder.dtype, "tokens": count, "documents": len(ends)}
+    facts["sha256"] = digest.hexdigest()
     write_text(folder / "meta.json", json.dumps(facts, indent=1) + "\n")
 
 

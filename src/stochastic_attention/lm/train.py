@@ -1,6 +1,7 @@
 """A training run from its configuration: build, train, save, record. Launched alone or by torchrun.
 
 OUTPUT/config.yaml        every setting; a run is resumed with these and no others
+OUTPUT/data.json          where its tokens came from, and their digest; a run is resumed with the same
 OUTPUT/data/              tokens and a learned tokenizer
 OUTPUT/checkpoints/       see `checkpoints`
 OUTPUT/loss.jsonl         a line a step; validation.jsonl, loss.png
@@ -29,7 +30,7 @@ from ..hf.plan import NAME
 from ..records import Environment, Record, write_text
 from .callbacks import NotFiniteError, RunLog, StopOnSignal, StopSignals
 from .checkpoints import clear_unfinished, newest_checkpoint, step_of, telling_of_a_full_disk
-from .data import open_data
+from .data import Data, open_data
 from .flops import attended_keys, device_peak, flops_per_token
 from .setup import make_model_config, training_arguments
 from .tokenizer import make_tokenizer
@@ -65,7 +66,7 @@ def train(
         cache: folder for tokens and a learned tokenizer, by default in `output`; runs on the same text may share it.
 
     Raises:
-        ValueError: a setting is wrong, or `output` holds a run of other settings.
+        ValueError: a setting is wrong, or `output` holds a run of other settings or on other data.
         DataExhausted: there is less data than the steps need.
         NotFiniteError: a loss or gradient is NaN or infinite; what is needed to look at it is kept.
         DiskFullError: a checkpoint found no room.
@@ -92,6 +93,8 @@ def train(
     data.train.require(training.total_steps * training.rows)
     checkpoint = newest_checkpoint(checkpoint_folder)
     begun = 0 if checkpoint is None else step_of(checkpoint)
+    if checkpoint is not None:
+        _check_data(data, output)
 
     set_seed(training.seed)
     model = AutoModelForCausalLM.from_config(model_config)
@@ -121,6 +124,7 @@ def train(
         trainer.resume_from(checkpoint, begun)
         if is_first:  # nothing before this point leaves a run behind
             clear_unfinished(checkpoint_folder)
+            write_text(output / "data.json", json.dumps(data.facts, indent=1) + "\n")
             write_text(output / "config.yaml", yaml.safe_dump(config.plain(), sort_keys=False))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -162,6 +166,21 @@ def _check_output(config: TrainConfig, output: Path, resume: bool) -> None:
         raise ValueError(
             f"output {output} holds a run of another configuration ({'; '.join(changed)}); choose another output"
         )
+
+
+def _check_data(data: Data, output: Path) -> None:
+    """The settings name a text or a set, which may have changed since; of a stream nothing is known to compare."""
+    kept = output / "data.json"
+    was = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else data.facts
+    for name, before, now in (
+        ("data", was, data.facts),
+        ("data.validation", was["validation"], data.facts["validation"]),
+    ):
+        if (before or {}).get("sha256") != (now or {}).get("sha256"):
+            raise ValueError(
+                f"output {output} holds a run whose {name} was of other tokens: {before['source']} or the tokenizer "
+                "has changed since; choose another output"
+            )
 
 
 def _is_finished(output: Path, steps: int) -> bool:
