@@ -124,7 +124,7 @@ def _kept_at(flags: tuple[str, ...]) -> Path:
 
 
 def _files() -> list[Path]:
-    return sorted(_SOURCES.iterdir())
+    return sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")])
 
 
 def _build(path: Path, flags: tuple[str, ...]) -> None:
