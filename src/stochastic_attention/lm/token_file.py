@@ -81,7 +81,7 @@ class Encoder:
         plain = tokenizer("a", add_special_tokens=False)["input_ids"]
         self.begin: list[int] = [begin] if dressed != plain and dressed[0] == begin else []
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """Little-endian unsigned integers, the smallest that hold every token."""
         return "<u2" if vocabulary_size(self._tokenizer) <= 1 << 16 else "<u4"
