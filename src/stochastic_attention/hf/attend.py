@@ -59,7 +59,7 @@ def attend(
     step = arguments.pop(STEP_ARGUMENT, None)
     if state.plan is None:
         if isinstance(attention_mask, Masks):
-            attention_mask = _native_mask(query, key, attention_mask, arguments.get("position_ids"))
+            attention_mask = _native_mask(module, query, key, attention_mask, arguments)
         return state.native(module, query, key, value, attention_mask, **arguments)
     if not isinstance(attention_mask, Masks):
         got = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
@@ -161,16 +161,17 @@ def _attend_by(
     )
 
 
-def _native_mask(query: Tensor, key: Tensor, masks: Masks, position_ids: Tensor | None) -> Tensor | None:
+def _native_mask(
+    module: nn.Module, query: Tensor, key: Tensor, masks: Masks, arguments: dict[str, Any]
+) -> Tensor | None:
     """The mask of a layer left alone, in which packed documents do not see each other either.
 
     transformers keeps them apart in calls without a cache and a mask only, and in gpt-oss in none.
     """
-    batch, tokens = query.shape[0], query.shape[2]
-    if position_ids is None or _finds_cached_keys(masks.offset, tokens):
+    tokens = query.shape[2]
+    if arguments.get("position_ids") is None or _finds_cached_keys(masks.offset, tokens):
         return masks.native
-    real = None if masks.real is None else masks.real[:, :tokens]
-    documents = documents_of(real, position_ids, batch=batch, tokens=tokens)
+    documents = _new_tokens(module, query, key, masks, arguments).documents
     if documents is None or not bool((documents > 0).any()):
         return masks.native
     slots = key.shape[2]  # a static cache has unwritten ones behind the tokens
