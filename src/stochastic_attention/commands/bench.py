@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from . import interrupted, make_way
-from .options import distinct, split_list, split_numbers
+from .options import split_list, split_numbers
 
 if TYPE_CHECKING:
     from ..benchmark.sweep import Case, Rows
@@ -130,14 +130,15 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[int, ...]) -> None:
     from ..benchmark.full_attention import FULL_KERNELS
     from ..benchmark.workloads import DIRECTIONS, METHODS
-    from ..ops.validation import check_choice, check_count, check_device, check_real
+    from ..ops.validation import check_choice, check_count, check_device, check_distinct, check_real
 
     for option, values, choices in (
         ("patterns", split_list(args.patterns), METHODS),
         ("passes", split_list(args.passes), DIRECTIONS),
         ("full", split_list(args.full), FULL_KERNELS),
     ):
-        for value in distinct(option, values):
+        check_distinct(option, values)
+        for value in values:
             check_choice(option, value, choices)
     if "decode" in split_list(args.passes):
         if args.memory:
@@ -156,7 +157,8 @@ def _check(args: argparse.Namespace, lengths: tuple[int, ...], head_dims: tuple[
     if args.memory and args.device.startswith("cpu") and sys.platform != "linux":
         raise ValueError("memory on the CPU is told by Linux alone: leave --memory out")
     for name, values in (("lengths", lengths), ("head_dim", head_dims)):
-        for value in distinct(name, values):
+        check_distinct(name, values)
+        for value in values:
             check_count(name, value, minimum=1)
     for name in ("heads", "window", "repeats"):
         check_count(name, getattr(args, name), minimum=1)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .options import distinct, split_list, split_numbers
+from .options import split_list, split_numbers
 
 if TYPE_CHECKING:
     from ..benchmark.oracle import Check
@@ -35,11 +35,12 @@ def run(args: argparse.Namespace) -> int:
     from ..benchmark.oracle import Check
     from ..benchmark.workloads import PATTERNS
     from ..ops.backends import backend_names
-    from ..ops.validation import check_choice, check_count, check_device
+    from ..ops.validation import check_choice, check_count, check_device, check_distinct
 
-    dtypes = distinct("dtypes", split_list(args.dtypes))
-    head_dims = distinct("head_dims", split_numbers("head_dims", args.head_dims))
-    lengths = distinct("lengths", split_numbers("lengths", args.lengths))
+    dtypes, head_dims = split_list(args.dtypes), split_numbers("head_dims", args.head_dims)
+    lengths = split_numbers("lengths", args.lengths)
+    for name, values in (("dtypes", dtypes), ("head_dims", head_dims), ("lengths", lengths)):
+        check_distinct(name, values)
     for dtype in dtypes:
         check_choice("dtypes", dtype, ("float64", "float32", "bfloat16", "float16"))
     for name, numbers in (("head_dims", head_dims), ("lengths", lengths)):

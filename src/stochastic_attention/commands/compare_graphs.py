@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import make_folder, require
 from .graph import source_count
-from .options import distinct, split_list, split_numbers
+from .options import split_list, split_numbers
 
 if TYPE_CHECKING:
     from ..analysis.graph import Graph
@@ -42,12 +42,13 @@ def run(args: argparse.Namespace) -> int:
     from ..analysis.graph_files import read_graph
     from ..analysis.graph_report import measure, steps
     from ..analysis.pattern_graph import pattern_graph
-    from ..ops.validation import check_choice, check_count, check_real
+    from ..ops.validation import check_choice, check_count, check_distinct, check_real
     from ..plots import plot_scatters
     from ..records import Environment, Record, write_text
 
-    names = distinct("patterns", split_list(args.patterns))
-    layers = distinct("layers", split_numbers("layers", args.layers))
+    names, layers = split_list(args.patterns), split_numbers("layers", args.layers)
+    check_distinct("patterns", names)
+    check_distinct("layers", layers)
     for name in names:
         check_choice("patterns", name, PATTERNS)
     for count in layers:

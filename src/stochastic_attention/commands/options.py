@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-T = TypeVar("T")
-
 
 def split_list(text: str) -> tuple[str, ...]:
     """The parts of a comma-separated list."""
@@ -18,13 +14,6 @@ def split_numbers(name: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in split_list(text))
     except ValueError:
         raise ValueError(f"{name} must be integers separated by commas, got {text!r}") from None
-
-
-def distinct(name: str, values: tuple[T, ...]) -> tuple[T, ...]:
-    """`values` as they are; ValueError that names the option where there is none, or one stands twice."""
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"{name} must be distinct and at least one, got {', '.join(map(str, values)) or 'none'}")
-    return values
 
 
 def split_limits(text: str, tasks: tuple[str, ...]) -> tuple[int | None, ...]:

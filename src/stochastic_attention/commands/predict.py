@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from . import make_way
-from .options import distinct, split_list, split_numbers
+from .options import split_list, split_numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,16 +28,18 @@ def run(args: argparse.Namespace) -> int:
     """Count, predict, print a table, and save the record and the table."""
     from ..benchmark.prediction import PREDICTED, Assumptions, predict, table
     from ..benchmark.sweep import cases
-    from ..ops.validation import check_choice, check_count
+    from ..ops.validation import check_choice, check_count, check_distinct
     from ..records import Environment, Record, write_text
 
-    names = distinct("patterns", split_list(args.patterns))
+    names = split_list(args.patterns)
+    check_distinct("patterns", names)
     for name in names:
         check_choice("patterns", name, PREDICTED)
     lengths, steps = split_numbers("lengths", args.lengths), split_numbers("decode_lengths", args.decode_lengths)
     head_dims = split_numbers("head_dim", args.head_dim)
     for option, values in (("lengths", lengths), ("decode_lengths", steps), ("head_dim", head_dims)):
-        for value in distinct(option, values):
+        check_distinct(option, values)
+        for value in values:
             check_count(option, value, minimum=1)
     for name in ("heads", "window"):
         check_count(name, getattr(args, name), minimum=1)

@@ -16,7 +16,7 @@ from ..hf.presets import Preset
 from ..models import EMBEDDED, LanguageModel, check_model, load_model
 from ..ops.backends import backend_names
 from ..ops.pattern import Pattern
-from ..ops.validation import check_choice, check_count, check_device
+from ..ops.validation import check_choice, check_count, check_device, check_distinct
 from .budget import Budget, Match, Queries
 from .journal import Journal
 from .methods import METHODS, REFERENCE, check_methods, preset_of
@@ -63,11 +63,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Check every setting before any work starts."""
         for name in ("methods", "budgets", "tasks"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(
-                    f"{name} must be distinct and at least one, got {', '.join(map(str, values)) or 'none'}"
-                )
+            check_distinct(name, getattr(self, name))
         check_methods(self.methods)
         for budget in self.budgets:
             check_count("budgets", budget, minimum=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -47,6 +47,12 @@ def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     choices = tuple(choices)
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_distinct(name: str, values: Sequence[object]) -> None:
+    """Raise ValueError unless there is at least one value, and none stands twice."""
+    if not values or len(set(values)) < len(values):
+        raise ValueError(f"{name} must be distinct and at least one, got {', '.join(map(str, values)) or 'none'}")
 
 
 def check_flag(name: str, value: object) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from ...ops.pattern import Pattern, Scope, Shape
-from ...ops.validation import check_choice, check_count, check_device, check_real
+from ...ops.validation import check_choice, check_count, check_device, check_distinct, check_real
 from .tasks import TASKS, TaskSize
 
 # Kind of attention -> its paths, of which two are gated, and what part of the window each gets.
@@ -70,11 +70,7 @@ class Settings:
         check_choice("task", self.task, TASKS)
         TASKS[self.task].check(self.size)
         for name in ("attention", "scopes", "shapes", "windows", "layers"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(
-                    f"{name} must be distinct and at least one, got {', '.join(map(str, values)) or 'none'}"
-                )
+            check_distinct(name, getattr(self, name))
         for name, choices in (("attention", KINDS), ("scopes", get_args(Scope)), ("shapes", get_args(Shape))):
             for value in getattr(self, name):
                 check_choice(name, value, choices)
